@@ -1,0 +1,147 @@
+"""What each node of a traced graph costs: bytes that live, bytes it adds, operations it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+import torch
+from torch import fx
+
+from swaptrain.capture.cut import GraphCosts
+from swaptrain.capture.segments import Binding
+from swaptrain.capture.trace import Trace
+from swaptrain.program.model import ParameterSpec
+
+__all__ = ["graph_costs", "node_flops"]
+
+_aten = torch.ops.aten
+
+
+def graph_costs(
+    captured: fx.GraphModule,
+    trace: Trace,
+    origins: Mapping[fx.Node, Binding],
+    parameters: Mapping[str, ParameterSpec],
+    first_reader: Mapping[str, fx.Node],
+    state_bytes: Callable[[ParameterSpec], int],
+    working_bytes: Callable[[ParameterSpec], int],
+) -> GraphCosts:
+    """Return the costs along the computing nodes, for the cut."""
+    nodes = [node for node in captured.graph.nodes if node.op == "call_function"]
+    place = {node: i for i, node in enumerate(nodes)}
+    state, working = [0] * len(nodes), [0] * len(nodes)
+    for name, node in first_reader.items():
+        if name in parameters:
+            state[place[node]] += state_bytes(parameters[name])
+            working[place[node]] += working_bytes(parameters[name])
+    activation = [
+        sum(
+            tensor.untyped_storage().nbytes()
+            for tensor in trace.facts[node].tensors
+            if trace.origin[int(tensor.untyped_storage()._cdata)] is node
+        )
+        for node in nodes
+    ]
+    return GraphCosts(
+        live_bytes=_live_bytes(nodes, place, trace),
+        legal=_legal_gaps(nodes, place, trace, captured),
+        state_bytes=state,
+        working_bytes=working,
+        activation_bytes=activation,
+    )
+
+
+def _live_bytes(
+    nodes: list[fx.Node], place: Mapping[fx.Node, int], trace: Trace
+) -> list[int]:
+    """Return for each node the bytes made up to it that later nodes read."""
+    change = [0] * (len(nodes) + 1)
+    for i, node in enumerate(nodes):
+        last = max((place[user] for user in node.users if user in place), default=i)
+        if last > i:
+            size = sum(
+                (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+                * t.element_size()
+                for t in trace.facts[node].tensors
+                if t.numel()
+            )
+            change[i] += size
+            change[last] -= size
+    live, total = [], 0
+    for i in range(len(nodes)):
+        total += change[i]
+        live.append(total)
+    return live
+
+
+def _legal_gaps(
+    nodes: list[fx.Node], place: Mapping[fx.Node, int], trace: Trace, captured: fx.GraphModule
+) -> list[bool]:
+    """Forbid cuts where recomputation would see a write, and between a tuple and its parts.
+
+    For each activation storage that some operation writes: between the first node that touches it
+    and the last that writes it. For each mutated buffer and written input: between its first and
+    last user, so that it lies in one segment.
+    """
+    forbidden = [0] * (len(nodes) + 1)
+
+    def forbid(first: int, last: int) -> None:
+        if last > first:
+            forbidden[first] += 1
+            forbidden[last] -= 1
+
+    touched: dict[int, list[int]] = {}
+    written: dict[int, list[int]] = {}
+    for i, node in enumerate(nodes):
+        facts = trace.facts[node]
+        for storage in facts.touched:
+            touched.setdefault(storage, []).append(i)
+        for storage in facts.written:
+            written.setdefault(storage, []).append(i)
+        if len(facts.tensors) != 1 or isinstance(node.meta.get("val"), (tuple, list)):
+            forbid(i, max((place[user] for user in node.users if user in place), default=i))
+    for storage, writers in written.items():
+        is_outside = trace.origin[storage].op in ("get_attr", "placeholder")
+        forbid(touched[storage][0], touched[storage][-1] if is_outside else writers[-1])
+    output = next(node for node in captured.graph.nodes if node.op == "output")
+    end = place.get(output.all_input_nodes[0], len(nodes))  # the loss ends the last segment
+    legal, depth = [], 0
+    for i in range(len(nodes)):
+        depth += forbidden[i]
+        legal.append(depth == 0 and i < end)
+    return legal
+
+
+def node_flops(node: fx.Node, trace: Trace) -> int:
+    """Return the floating-point operations of a matrix product, convolution or attention; else 0.
+
+    Two per multiply-add, from the shapes; elementwise work is not counted.
+    """
+    if node.op != "call_function" or not trace.facts[node].tensors:
+        return 0
+    out = trace.facts[node].tensors[0]
+
+    def shape(i: int) -> tuple[int, ...]:
+        argument = node.args[i]
+        assert isinstance(argument, fx.Node)
+        return tuple(trace.facts[argument].tensors[0].shape)
+
+    target = node.target
+    if target is _aten.linear.default:
+        return 2 * out.numel() * shape(1)[-1]
+    if target in (_aten.mm.default, _aten.bmm.default, _aten.matmul.default):
+        return 2 * out.numel() * shape(0)[-1]
+    if target in (_aten.addmm.default, _aten.baddbmm.default):
+        return 2 * out.numel() * shape(1)[-1]
+    if str(target).startswith(("aten.conv", "aten.convolution")):
+        return 2 * out.numel() * prod(shape(1)[1:])
+    if target is _aten.scaled_dot_product_attention.default:
+        return 4 * out.numel() * shape(1)[-2]
+    if target in (_aten.lstm.input, _aten.gru.input):
+        weights = node.args[2]
+        assert isinstance(weights, (list, tuple))
+        sizes = [trace.facts[w].tensors[0] for w in weights if isinstance(w, fx.Node)]
+        steps = prod(out.shape[:-1])
+        return 2 * steps * sum(w.numel() for w in sizes if w.dim() == 2)
+    return 0

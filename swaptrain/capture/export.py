@@ -1,0 +1,175 @@
+"""A module with fake parameters becomes one graph that ends in the loss."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from swaptrain.errors import CaptureError
+
+__all__ = ["export_graph"]
+
+_DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
+
+
+class _Loss(nn.Module):
+    """Calls the model with one micro-batch and returns the loss alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        result = self.model(**batch)
+        loss = getattr(result, "loss", result)
+        if not isinstance(loss, torch.Tensor):
+            raise CaptureError(
+                f"the model returned {type(result).__name__}, not a loss: forward(**batch) has to "
+                "return a scalar tensor, or an object whose .loss is one"
+            )
+        if loss.numel() != 1:
+            raise CaptureError(
+                f"the model's loss has shape {tuple(loss.shape)}: reduce it to a scalar, "
+                "for example with .mean()"
+            )
+        return loss
+
+
+def export_graph(
+    module: nn.Module, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+) -> fx.GraphModule:
+    """Return the training graph of `module` on batches shaped like `batch`.
+
+    Parameters and buffers are `get_attr` nodes whose target is `model.<name>`, the tensors of the
+    batch are placeholders `batch_<key>` in the order of `batch`, and the output is the loss.
+    Raises CaptureError, naming module and operation, where torch.export does not accept the model.
+    """
+    module.train()
+    wrapper = _Loss(module)
+    before = _python_state(module)
+    with fake_mode, _inlined_checkpoints():
+        example = {key: fake_mode.from_tensor(value) for key, value in batch.items()}
+        try:
+            program = torch.export.export(wrapper, (example,), strict=False)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(_explain(error, module)) from error
+    changed = sorted(
+        name for name, value in _python_state(module).items() if before.get(name) != value
+    )
+    if changed:
+        raise CaptureError(
+            f"the model changes Python attributes in its forward ({', '.join(changed[:5])}): the "
+            "captured graph would use one value for ever. Keep counters in a registered buffer"
+        )
+    captured = program.module()
+    if not isinstance(captured, fx.GraphModule):  # torch's type is nn.Module
+        raise CaptureError(f"torch.export returned {type(captured).__name__}, not a graph")
+    _clean(captured)
+    return captured
+
+
+def _clean(captured: fx.GraphModule) -> None:
+    """Drop input guards and metadata assertions: they are not part of the computation."""
+    for node in list(captured.graph.nodes):
+        if node.op == "call_module" or (node.op == "call_function" and node.target in _DROPPED):
+            captured.graph.erase_node(node)
+    captured.graph.eliminate_dead_code(is_impure_node=_is_impure)
+
+
+def _is_impure(node: fx.Node) -> bool:
+    """Keep whatever may write: schemas of batch norm do not admit that they do."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return "getitem" not in str(node.target)
+    return schema.is_mutable or "norm" in str(node.target)
+
+
+@contextlib.contextmanager
+def _inlined_checkpoints() -> Iterator[None]:
+    """Replace torch's activation checkpointing by a plain call while exporting.
+
+    Reentrant checkpointing is captured as a region without gradients, which loses them silently.
+    swaptrain recomputes by segment anyway.
+    """
+    import torch.utils.checkpoint as module
+
+    original = module.checkpoint
+
+    def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+        for option in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check"):
+            kwargs.pop(option, None)
+        kwargs.pop("debug", None)
+        kwargs.pop("early_stop", None)
+        return function(*args, **kwargs)
+
+    replaced: list[tuple[Any, str]] = []
+    for loaded in list(sys.modules.values()):
+        for name, value in list(getattr(loaded, "__dict__", {}).items()):
+            if value is original:
+                replaced.append((loaded, name))
+    for owner, name in replaced:
+        setattr(owner, name, inlined)
+    try:
+        yield
+    finally:
+        for owner, name in replaced:
+            setattr(owner, name, original)
+
+
+def _python_state(module: nn.Module) -> dict[str, object]:
+    """Return the plain attributes (numbers, text, flags) of every submodule by dotted name."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, submodule in module.named_modules()
+        for name, value in vars(submodule).items()
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
+def _explain(error: Exception, module: nn.Module) -> str:
+    """Turn an export failure into: which module, which operation, what to do."""
+    text = str(error)
+    stack = [line.strip() for line in text.splitlines()]
+    where = _innermost_module(error, module)
+    first = next((line for line in stack if line), type(error).__name__)
+    advice = "make the forward free of data-dependent Python (.item(), if tensor: ...)"
+    if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
+        advice = (
+            "the forward asks for a tensor's value while it is captured; replace .item(), "
+            "`if tensor` and data-dependent shapes by tensor operations"
+        )
+    return (
+        f"torch.export does not accept the model: {type(error).__name__}: {first}\n"
+        f"  in {where}\n  what to do: {advice}"
+    )
+
+
+def _innermost_module(error: Exception, module: nn.Module) -> str:
+    """Name the submodule and source line that raised, from the traceback's frames."""
+    names = {id(submodule): path for path, submodule in module.named_modules()}
+    found = f"module {type(module).__name__}"
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if id(owner) in names:
+            assert owner is not None
+            code = trace.tb_frame.f_code
+            path = names[id(owner)] or "the model itself"
+            found = (
+                f"module {path} ({type(owner).__name__}), "
+                f"{code.co_filename}:{trace.tb_lineno}, in {code.co_name}"
+            )
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,185 @@
+"""Runs a captured graph once on fake tensors to learn what each node makes, aliases and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from swaptrain.errors import CaptureError
+
+__all__ = ["NodeFacts", "Trace", "is_random", "resolve_attribute", "trace_graph"]
+
+# Their schemas do not say that they write the running statistics (arguments 3 and 4 when training).
+_WRITES_STATISTICS = {
+    torch.ops.aten.batch_norm.default: (3, 4, 5),
+    torch.ops.aten.native_batch_norm.default: (3, 4, 5),
+    torch.ops.aten.cudnn_batch_norm.default: (3, 4, 5),
+    torch.ops.aten.instance_norm.default: (3, 4, 5),
+}
+
+
+@dataclass
+class NodeFacts:
+    """What one node of the graph did to memory; storages are keys of `Trace.origin`."""
+
+    tensors: tuple[torch.Tensor, ...]
+    """Its outputs, fake; one for a plain operation."""
+    touched: frozenset[int]
+    """Storages that it reads, writes or returns."""
+    written: frozenset[int]
+    out_of_place: Any = None
+    """The twin of an in-place operation, when it gives the same dtype, shape and strides."""
+
+
+@dataclass
+class Trace:
+    """Facts of every node, and of the loss."""
+
+    facts: dict[fx.Node, NodeFacts]
+    origin: dict[int, fx.Node]
+    """The node that made each storage."""
+    loss: torch.Tensor
+    reached: set[object] = field(default_factory=set)
+    """Autograd nodes that the loss's gradient passes, and the leaves at their ends."""
+
+    def gets_gradient(self, tensor: torch.Tensor) -> bool:
+        """Whether the backward of the loss sends a gradient into `tensor`."""
+        if not tensor.requires_grad:
+            return False
+        return (id(tensor) if tensor.grad_fn is None else tensor.grad_fn) in self.reached
+
+
+def trace_graph(
+    captured: fx.GraphModule, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+) -> Trace:
+    """Execute `captured` under `fake_mode` in grad mode; no memory is used for tensors."""
+    facts: dict[fx.Node, NodeFacts] = {}
+    origin: dict[int, fx.Node] = {}
+    values: dict[fx.Node, Any] = {}
+    inputs = iter(batch.values())
+    loss: torch.Tensor | None = None
+    with fake_mode, torch.enable_grad():
+        for node in captured.graph.nodes:
+            if node.op == "output":
+                loss = pytree.tree_leaves(fx.node.map_arg(node.args, lambda n: values[n]))[0]
+                continue
+            twin = None
+            before: list[tuple[torch.Tensor, int]] = []
+            arguments: list[torch.Tensor] = []
+            if node.op == "placeholder":
+                result: Any = fake_mode.from_tensor(next(inputs))
+            elif node.op == "get_attr":
+                result = resolve_attribute(captured, str(node.target))
+                if isinstance(result, torch.Tensor) and not isinstance(result, torch.nn.Parameter):
+                    result = fake_mode.from_tensor(result)
+            else:
+                args = fx.node.map_arg(node.args, lambda n: values[n])
+                kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
+                arguments = _tensors((args, kwargs))
+                before = [(tensor, tensor._version) for tensor in arguments]
+                twin = _out_of_place(node, args, kwargs)
+                result = node.target(*args, **kwargs)
+            values[node] = result
+            outputs = _tensors(result)
+            written = {_storage(t) for t, version in before if t._version != version}
+            written |= _declared_writes(node, values)
+            for tensor in outputs:
+                origin.setdefault(_storage(tensor), node)
+            facts[node] = NodeFacts(
+                tensors=tuple(outputs),
+                touched=frozenset(_storage(t) for t in (*arguments, *outputs)),
+                written=frozenset(written),
+                out_of_place=twin,
+            )
+    if loss is None or not loss.requires_grad:
+        raise CaptureError(
+            "the loss does not depend on any parameter that requires a gradient: nothing to train"
+        )
+    return Trace(facts, origin, loss, _reachable(loss))
+
+
+def resolve_attribute(owner: torch.nn.Module, target: str) -> Any:
+    """Return the attribute at the dotted path `target`."""
+    found: Any = owner
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the operation may draw from the global generator."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _declared_writes(node: fx.Node, values: Mapping[fx.Node, Any]) -> set[int]:
+    """Return the storages that the operation's schema, or our list, says it writes."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return set()
+    positions: Iterable[int] = (
+        i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
+    )
+    listed = _WRITES_STATISTICS.get(node.target)
+    if listed is not None and len(node.args) > listed[2] and node.args[listed[2]]:
+        positions = (*positions, *listed[:2])
+    written: set[int] = set()
+    for position in positions:
+        argument = node.args[position] if position < len(node.args) else None
+        name = schema.arguments[position].name
+        argument = node.kwargs.get(name, argument)
+        if isinstance(argument, fx.Node):
+            written |= {_storage(t) for t in _tensors(values[argument])}
+    return written
+
+
+def _out_of_place(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Return the out-of-place twin of an in-place operation if its result is laid out alike."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.name.endswith("_") or schema.name.endswith("__"):
+        return None
+    packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::")[:-1], None)
+    twin = getattr(packet, node.target._overloadname, None)
+    if twin is None or not args or not isinstance(args[0], torch.Tensor):
+        return None
+    with torch.no_grad():
+        try:
+            result = twin(*args, **kwargs)
+        except (RuntimeError, TypeError):  # the twin takes other arguments: keep the original
+            return None
+    target = args[0]
+    same = isinstance(result, torch.Tensor) and (
+        (result.dtype, result.shape, result.stride())
+        == (target.dtype, target.shape, target.stride())
+    )
+    return twin if same else None
+
+
+def _reachable(loss: torch.Tensor) -> set[object]:
+    """Walk the autograd graph down from the loss; leaves are entered by their id."""
+    reached: set[object] = set()
+    pending: list[Any] = [loss.grad_fn]
+    while pending:
+        function = pending.pop()
+        if function is None or function in reached:
+            continue
+        reached.add(function)
+        variable = getattr(function, "variable", None)
+        if variable is not None:
+            reached.add(id(variable))
+        pending.extend(following for following, _ in function.next_functions)
+    return reached

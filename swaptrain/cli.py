@@ -1,0 +1,225 @@
+"""The command line: parse, then hand over; torch is imported only by the verb that needs it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swaptrain.config import Config, load_config
+from swaptrain.errors import ConfigError, StoppedBySignal, SwaptrainError
+
+__all__ = ["main"]
+
+_PROGRAM = "python -m swaptrain"
+_EPILOG = """\
+Verbs:
+  plan      show segments, memory, disk and bytes per step, and train nothing
+  inspect   show what a run directory holds
+  export    write the weights of a run's last commit to a safetensors file
+
+`python -m swaptrain VERB --help` explains a verb; docs/config.md every key of a config.
+
+Exit codes: 0 finished; 1 failed, can be resumed; 2 the config or a budget is wrong, nothing was
+touched; 3 the store is damaged; 130 or 143 stopped by a signal, can be resumed."""
+
+# A command returns what is to be done, so that the work runs outside of the parser and its own
+# handling of signals and broken pipes.
+Action = Callable[[], None]
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", metavar="FILE", help="The YAML file that describes the job.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY.SUB=VALUE",
+        help="Config keys to set over the file, such as train.steps=100 memory.host=8GiB.",
+        show_default=False,
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory (run.dir).")]
+
+
+class ExportType(StrEnum):
+    """The dtypes that `export --dtype` offers."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def _train(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete what run.dir holds and start over.")
+    ] = False,
+    accept_change: Annotated[
+        bool,
+        typer.Option(
+            "--accept-change",
+            help="Resume though the learning rate, its schedule or the weight decay differ.",
+        ),
+    ] = False,
+) -> Action:
+    """Train a model that fits neither in GPU memory nor in RAM, from an SSD.
+
+    Starts the run in run.dir, or resumes it exactly where it stopped.
+    """
+
+    def action() -> None:
+        loaded = _load(config, overrides)
+        _tune_malloc()
+        from swaptrain.execute.train import train
+
+        train(loaded, fresh=fresh, accept_change=accept_change)
+
+    return action
+
+
+def _plan(config: ConfigOption, overrides: Overrides = None) -> Action:
+    """Show segments, memory, disk and bytes per step of a config, and train nothing."""
+
+    def action() -> None:
+        loaded = _load(config, overrides)
+        _tune_malloc()
+        from swaptrain.execute.plan import print_plan
+
+        print_plan(loaded)
+
+    return action
+
+
+def _inspect(run: RunArgument) -> Action:
+    """Show what a run directory holds: config, steps, segments, bytes."""
+
+    def action() -> None:
+        _check_run(run)
+        from swaptrain.observe.inspect import inspect_run
+
+        inspect_run(run)
+
+    return action
+
+
+def _export(
+    run: RunArgument,
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FILE.safetensors", help="The file to write.")
+    ],
+    dtype: Annotated[
+        ExportType | None,
+        typer.Option(help="Write in this dtype; the default is the one that was trained in."),
+    ] = None,
+) -> Action:
+    """Write the weights of a run's last commit to a safetensors file."""
+
+    def action() -> None:
+        _check_run(run)
+        if to.suffix != ".safetensors":
+            raise ConfigError(f"--to {to}: the file's name must end in .safetensors")
+        from swaptrain.store.export import export_weights
+
+        export_weights(run, to, dtype.value if dtype else None)
+
+    return action
+
+
+_VERBS: dict[str, Callable[..., Action]] = {"plan": _plan, "inspect": _inspect, "export": _export}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: `sys.argv`) and return its exit code; prints all errors."""
+    try:
+        action = _parse(list(sys.argv[1:] if argv is None else argv))
+        if action is not None:
+            action()
+        sys.stdout.flush()
+    except StoppedBySignal as stop:
+        _say(str(stop))
+        return stop.exit_code
+    except SwaptrainError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has gone (`inspect RUN | head`); the interpreter must not find out
+        # once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception:
+        traceback.print_exc()
+        _say("this is a bug in swaptrain: please report it with the lines above")
+        return 1
+    return 0
+
+
+def _parse(argv: list[str]) -> Action | None:
+    """Return what the arguments ask for, or None if that was the help, which is printed."""
+    command, verb = _train, ""
+    if not argv:
+        argv = ["--help"]
+    elif argv[0] in _VERBS:
+        verb, argv = argv[0], argv[1:]
+        command = _VERBS[verb]
+    elif not argv[0].startswith("-") and "=" not in argv[0]:
+        raise ConfigError(f"unknown verb {argv[0]!r}; {_advice(argv[0])}")
+    program = f"{_PROGRAM} {verb}".rstrip()
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command(epilog=None if verb else "\b\n" + _EPILOG.replace("\n\n", "\n\n\b\n"))(command)
+    # In every version of typer, BadParameter is a kind of the error for wrong usage.
+    usage_error: Any = typer.BadParameter.__mro__[1]
+    try:
+        result: Any = typer.main.get_command(app).main(
+            args=argv, prog_name=program, standalone_mode=False
+        )
+    except usage_error as error:
+        message: str = error.format_message()
+        message = message.replace("Value error, ", "").rstrip(".")
+        raise ConfigError(f"{message}. See {program} --help") from None
+    return result if callable(result) else None
+
+
+def _advice(word: str) -> str:
+    if word.endswith((".yaml", ".yml")):
+        return f"to train: {_PROGRAM} --config {word}"
+    close = difflib.get_close_matches(word, _VERBS, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"to train: {_PROGRAM} --config FILE; the verbs are {', '.join(_VERBS)}"
+
+
+def _load(config: Path, overrides: Sequence[str] | None) -> Config:
+    for word in overrides or ():
+        if word in _VERBS:
+            raise ConfigError(f"the verb comes first: {_PROGRAM} {word} --help")
+    return load_config(config, overrides or ())
+
+
+def _check_run(run: Path) -> None:
+    if not run.is_dir():
+        raise ConfigError(f"{run}: no such run directory; give the run.dir of a config")
+
+
+def _tune_malloc() -> None:
+    """Set malloc up before torch is imported: it must come before the first tensor."""
+    from swaptrain.memory.malloc import tune
+
+    tune()
+
+
+def _say(message: str) -> None:
+    print(f"swaptrain: {message}", file=sys.stderr)

@@ -1,0 +1,294 @@
+"""The config as a tree of frozen, typed, documented fields; sizes are bytes once they are here."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from swaptrain.config_kinds import (
+    Count,
+    Device,
+    Entry,
+    Files,
+    Folder,
+    Folders,
+    Fraction,
+    Globs,
+    HfModel,
+    Number,
+    OptimizerName,
+    Positive,
+    PositiveNumber,
+    Seed,
+    Size,
+    Text,
+)
+from swaptrain.config_yaml import dump_yaml, plain
+from swaptrain.units import GIB, KIB, MIB, exact_size, format_size
+
+__all__ = ["Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
+__all__ += ["OptimizerConfig", "RunConfig", "ScheduleConfig", "Section", "StoreConfig"]
+__all__ += ["TrainConfig"]
+
+_PAGE_BYTES = 4096
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    def _exactly_one(self, *names: str) -> None:
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none of them"
+            raise ValueError(f"give exactly one of {', '.join(names)} (found {found})")
+
+
+class ModelConfig(Section):
+    """What is trained: exactly one of `hf` and `python`."""
+
+    hf: HfModel | None = None
+    """A directory with a Hugging Face `config.json` (if it holds safetensors, those are the initial
+    weights), or the config itself as a mapping with `model_type`."""
+    python: Entry | None = None
+    """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
+    returns the loss or an object with `.loss`."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the `python` factory."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in. With bfloat16 an exact float32 master of each weight is kept."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        self._exactly_one("hf", "python")
+        if self.kwargs and self.python is None:
+            raise ValueError("kwargs belong to python; write the arguments of hf into its config")
+        return self
+
+
+class DataConfig(Section):
+    """What it is trained on: exactly one of `text`, `tokens` and `python`."""
+
+    text: Globs | None = None
+    """Globs of text files. Documents are taken in sorted order, each followed by an end token, and
+    packed into sequences; the last partial sequence is dropped. A leading `{stdlib}` stands for the
+    directory of Python's own standard library: text that every machine has."""
+    tokens: Files | None = None
+    """Files of token ids: `.bin` (uint16), `.npy`, or a zarr array."""
+    python: Entry | None = None
+    """`package.module:function`, returning a map-style dataset of dicts of tensors, which are
+    collated by stacking."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the `python` function."""
+    tokenizer: Text = "bytes"
+    """`bytes`, or a directory with a Hugging Face tokenizer."""
+    sequence_length: Positive = 512
+    """Tokens per sequence, for `text` and `tokens`."""
+    micro_batch: Positive = 1
+    """Sequences (or items) per micro-batch."""
+    micro_batches: Positive = 1
+    """Micro-batches per step; their mean loss is what a step minimises."""
+    shuffle: bool = True
+    """A new order in each epoch, a function of `train.seed` and the position; false: in order."""
+    cache: Folder | None = None
+    """Directory for tokenised text, which several runs may share. null: inside `run.dir`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        self._exactly_one("text", "tokens", "python")
+        if self.kwargs and self.python is None:
+            raise ValueError("kwargs belong to python, which is not set")
+        return self
+
+
+class ScheduleConfig(Section):
+    """How the learning rate moves over the steps; the formulas are below the table."""
+
+    name: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """The shape after the warmup. wsd: warmup, stable, decay."""
+    warmup_steps: Count = 0
+    """Steps over which the learning rate rises linearly to `lr`."""
+    decay_steps: Positive | None = None
+    """The step at which the decay ends, warmup included. null: `train.steps` of the first start,
+    which is recorded: a later `train.steps` does not change it."""
+    min_lr_ratio: Fraction = 0.0
+    """The factor at the end of the decay and after it."""
+    decay_fraction: Fraction = 0.2
+    """wsd only: the part of `decay_steps` that the decay takes."""
+
+
+class OptimizerConfig(Section):
+    """Any optimizer of `torch.optim` whose state is per parameter.
+
+    Further keys (`betas`, `eps`, `momentum`, ...) are arguments of that class, and are checked
+    against its signature when the run starts.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: OptimizerName = "adamw"
+    """The class in `torch.optim`, in lower or its own case: adamw, adam, sgd, adafactor, ..."""
+    lr: PositiveNumber = 3e-4
+    """The peak learning rate."""
+    weight_decay: Number | None = None
+    """Applied to parameters of two dimensions and more. null: the default of the class."""
+    clip_norm: PositiveNumber | None = None
+    """Largest global norm of the gradient; larger ones are scaled down to it. null: no clipping."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """How the learning rate moves over the steps."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerConfig:
+        own = {name: name for name in OptimizerConfig.model_fields} | {"learning_rate": "lr"}
+        for key in self.arguments:
+            # Anything less alike may be an argument of the class, which only torch can tell.
+            close = difflib.get_close_matches(key.lower(), own, n=1, cutoff=0.8)
+            if close:
+                raise ValueError(f"unknown key {key}; did you mean optimizer.{own[close[0]]}?")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The further keys: arguments of the optimizer's class, as YAML gave them."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class TrainConfig(Section):
+    """How long, and how a step is carried out."""
+
+    steps: Positive
+    """Optimizer steps; a finished run goes on when this is raised."""
+    seed: Seed = 0
+    """Seed of the initial weights, the order of the data, and dropout."""
+    wave: Positive | None = None
+    """Micro-batches that pass the segments together, at most `data.micro_batches`. null: the
+    planner chooses. Never changes the result."""
+    threads: Positive | None = None
+    """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
+
+
+class EvalConfig(Section):
+    """Held-out loss during training: exactly one of `text`, `tokens` and `python`."""
+
+    text: Globs | None = None
+    """Globs of held-out text files, read with the tokenizer and lengths of `data`, in order."""
+    tokens: Files | None = None
+    """Files of held-out token ids."""
+    python: Entry | None = None
+    """`package.module:function`, returning a dataset as in `data.python`."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the `python` function."""
+    every: Positive
+    """Steps between evaluations."""
+    batches: Positive = 8
+    """Micro-batches per evaluation, from the start of the held-out data."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EvalConfig:
+        self._exactly_one("text", "tokens", "python")
+        if self.kwargs and self.python is None:
+            raise ValueError("kwargs belong to python, which is not set")
+        return self
+
+
+class MemoryConfig(Section):
+    """Budgets, in bytes once loaded; written as sizes with a unit."""
+
+    host: Size = 4 * GIB
+    """RAM that the run may take beyond the base that torch itself needs."""
+    device: Size | None = None
+    """Memory of the CUDA device, context included. null: what is free. Not for `device: cpu`."""
+    segment: Size | None = None
+    """Largest state of one segment. null: chosen from the budgets at creation, and recorded."""
+
+
+class StoreConfig(Section):
+    """Where the training state lies on disk, and how often it becomes durable."""
+
+    paths: Folders | None = None
+    """Directories on one or several disks. null: `run.dir/store`."""
+    chunk: Size = 64 * MIB
+    """Largest chunk file: a multiple of 4096 bytes from 64KiB to 1GiB."""
+    commit_every: Positive = 1
+    """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
+    one segment's backward."""
+
+    @model_validator(mode="after")
+    def _check(self) -> StoreConfig:
+        if not 64 * KIB <= self.chunk <= GIB or self.chunk % _PAGE_BYTES:
+            raise ValueError(
+                f"chunk is {exact_size(self.chunk)}; it must be a multiple of 4096 bytes from "
+                "64KiB to 1GiB, such as 64MiB"
+            )
+        return self
+
+
+class RunConfig(Section):
+    """Where the run keeps everything it writes."""
+
+    dir: Folder
+    """Directory of the run: config, store, metrics. Started again, a run goes on from it."""
+
+
+class Config(Section):
+    """One training job."""
+
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig
+    eval: EvalConfig | None = None
+    """null: no evaluation."""
+    device: Device = "auto"
+    """auto (cuda where there is one), cpu, cuda or cuda:N."""
+    memory: MemoryConfig = MemoryConfig()
+    store: StoreConfig = StoreConfig()
+    run: RunConfig
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        problems = []
+        if self.train.wave is not None and self.train.wave > self.data.micro_batches:
+            problems.append(
+                f"train.wave is {self.train.wave}, more than the {self.data.micro_batches} of "
+                "data.micro_batches: lower it, or set it to null"
+            )
+        if self.device == "cpu" and self.memory.device is not None:
+            problems.append(
+                f"memory.device is {format_size(self.memory.device)}, but device is cpu, where "
+                "only memory.host counts: set memory.device to null"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def resolved(self) -> Config:
+        """Return the config with `optimizer.schedule.decay_steps` fixed: what a run records."""
+        schedule = self.optimizer.schedule
+        if schedule.decay_steps is not None:
+            return self
+        schedule = schedule.model_copy(update={"decay_steps": self.train.steps})
+        optimizer = self.optimizer.model_copy(update={"schedule": schedule})
+        return self.model_copy(update={"optimizer": optimizer})
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the config as plain values, as in the YAML file: sizes have their unit again."""
+        tree: dict[str, Any] = plain(self.model_dump())
+        for section, key in (("memory", "host"), ("memory", "device"), ("memory", "segment")):
+            if tree[section][key] is not None:
+                tree[section][key] = exact_size(tree[section][key])
+        tree["store"]["chunk"] = exact_size(tree["store"]["chunk"])
+        return tree
+
+    def resolved_yaml(self) -> str:
+        """Write `resolved()` as YAML, which loads back to an equal Config."""
+        return dump_yaml(self.resolved().to_tree())

@@ -1,0 +1,161 @@
+"""Micro-batches as a function of step number: no loader state, so nothing to save or restore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from swaptrain.data.permutation import permuted
+from swaptrain.errors import ConfigError, RunError, SwaptrainError
+
+__all__ = ["Batches", "Dataset"]
+
+# The shape and dtype of each tensor of an item, by key.
+_Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Dataset(Protocol):
+    """A map-style dataset: item i is a dict of tensors, and a function of i alone."""
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        """Return one item; numbers and NumPy arrays are taken as tensors."""
+
+
+class Batches:
+    """Hands out the micro-batches of each step; safe to call from several threads.
+
+    Step s counts from 1, micro-batch m from 0. The running position of a micro-batch's first item
+    is p = ((s - 1) * micro_batches + m) * micro_batch. Without shuffling, item p modulo the length
+    comes first and its neighbours follow; with it, epoch e = p // length and the item is
+    permutation(seed, e)[p % length], for each of the positions.
+
+    Raises ConfigError if item 0 is not a dict of tensors.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        name: str,
+        digest: str,
+        seed: int,
+        shuffle: bool,
+        micro_batch: int,
+        micro_batches: int,
+        tokens_per_item: int = 1,
+    ) -> None:
+        self.digest = digest
+        """Names the data: equal digests, equal items."""
+        self.tokens_per_micro_batch = micro_batch * tokens_per_item
+        """Tokens for text, items for any other data."""
+        self.micro_batch, self.micro_batches = micro_batch, micro_batches
+        self._dataset, self._name = dataset, name
+        self._seed, self._shuffle = seed, shuffle
+        self._length = len(dataset)
+        if self._length < 1:
+            raise ConfigError(f"{name} has no items: give it data to train on")
+        self.layout = _layout(self._item(0, ConfigError))
+        """The shape and dtype of each tensor of an item, by key."""
+
+    def __len__(self) -> int:
+        """Return the number of items in one epoch."""
+        return self._length
+
+    def items(self, step: int, micro_batch_index: int) -> list[int]:
+        """Return the indices of the items of one micro-batch (step from 1, micro-batch from 0)."""
+        if step < 1 or not 0 <= micro_batch_index < self.micro_batches:
+            raise IndexError(f"no micro-batch {micro_batch_index} in step {step}")
+        first = ((step - 1) * self.micro_batches + micro_batch_index) * self.micro_batch
+        return [self._index(first + offset) for offset in range(self.micro_batch)]
+
+    def batch(self, step: int, micro_batch_index: int) -> dict[str, torch.Tensor]:
+        """Return one micro-batch: each key's tensors stacked to [micro_batch, ...], on the CPU.
+
+        Raises RunError, naming the item, where reading fails or an item's keys, shapes or dtypes
+        are not those of item 0.
+        """
+        return self._collate(self.items(step, micro_batch_index), RunError)
+
+    def example(self) -> dict[str, torch.Tensor]:
+        """Return the first micro-batch, batch(1, 0); what is wrong with it is a ConfigError."""
+        return self._collate(self.items(1, 0), ConfigError)
+
+    def _index(self, position: int) -> int:
+        epoch, offset = divmod(position, self._length)
+        if not self._shuffle:
+            return offset
+        return permuted(offset, self._length, seed=self._seed, epoch=epoch)
+
+    def _collate(self, indices: list[int], error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+        items = []
+        for index in indices:
+            item = self._item(index, error)
+            layout = _layout(item)
+            if layout != self.layout:
+                raise error(
+                    f"item {index} of {self._name} has {_describe(layout)}, item 0 has"
+                    f" {_describe(self.layout)}: every item must have the same keys, shapes and"
+                    " dtypes (pad or crop them in the dataset)"
+                )
+            items.append(item)
+        return {key: torch.stack([item[key] for item in items]) for key in self.layout}
+
+    def _item(self, index: int, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+        try:
+            item = self._dataset[index]
+        except SwaptrainError:
+            raise
+        except Exception as cause:
+            raise error(
+                f"item {index} of {self._name} cannot be read: {type(cause).__name__}: {cause}"
+            ) from cause
+        if not isinstance(item, Mapping) or not item:
+            raise error(
+                f"item {index} of {self._name} is {_kind(item)}: return a dict of tensors, whose"
+                " keys are the arguments of the model's forward"
+            )
+        tensors = {}
+        for key, value in item.items():
+            tensor = _tensor(value) if isinstance(key, str) else None
+            if tensor is None:
+                raise error(
+                    f"item {index} of {self._name} has {_kind(value)} under {key!r}: keys must be"
+                    " text, values tensors or numbers"
+                )
+            tensors[key] = tensor
+        return tensors
+
+
+def _tensor(value: object) -> torch.Tensor | None:
+    """Return a tensor, number or numeric NumPy array as a tensor; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        # A copy: torch takes neither arrays that are read-only nor reversed ones.
+        return torch.tensor(np.array(value))
+    return None
+
+
+def _layout(item: Mapping[str, torch.Tensor]) -> _Layout:
+    return {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in sorted(item.items())}
+
+
+def _describe(layout: _Layout) -> str:
+    return ", ".join(
+        f"{key} {str(dtype).removeprefix('torch.')}{list(shape)}"
+        for key, (shape, dtype) in layout.items()
+    )
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Mapping) and not value:
+        return "an empty dict"
+    return f"a value of type {type(value).__name__}"

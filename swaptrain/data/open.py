@@ -1,0 +1,145 @@
+"""The config's `data` and `eval` sections become micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from swaptrain.data.batches import Batches
+from swaptrain.data.record import RunRecord
+from swaptrain.data.settings import DataSettings, EvalSettings, SourceSettings
+from swaptrain.data.sources import (
+    Source,
+    fitting_tokenizer,
+    open_python,
+    open_text,
+    open_tokens,
+    text_files,
+    token_files,
+)
+from swaptrain.data.text import document_tokens
+from swaptrain.errors import ConfigError
+
+__all__ = ["open_data", "open_eval", "open_example"]
+
+Note = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
+def open_data(
+    config: DataSettings,
+    *,
+    seed: int,
+    run_dir: Path,
+    model_vocabulary: int | None,
+    fresh: bool = False,
+    note: Note = _silent,
+) -> Batches:
+    """Open the training data, tokenising text into `run_dir/data` (or the cache) the first time.
+
+    What the data is gets recorded in `run_dir/data/train.json`; a later start with other data is
+    refused unless `fresh`. `model_vocabulary` None: not known, not checked. `note` hears of the
+    long work. Raises ConfigError for every fault of the config or the data, before it has left
+    anything in the run directory.
+    """
+    run_record = RunRecord(run_dir / "data" / "train.json", refuse=not fresh)
+    source = _open(config, config, "data", run_record, model_vocabulary, note)
+    batches = _batches(source, config, config.micro_batches, seed=seed, shuffle=config.shuffle)
+    run_record.keep(source.record)
+    return batches
+
+
+def open_eval(
+    config: EvalSettings,
+    data: DataSettings,
+    *,
+    run_dir: Path,
+    model_vocabulary: int | None,
+    like: Batches | None = None,
+    note: Note = _silent,
+) -> Batches:
+    """Open the held-out data: batch(1, i) for i in range(config.batches), in order, unshuffled.
+
+    Tokenizer, sequence length, micro-batch and cache are those of `data`. Other data than at the
+    last start is taken as it is. With `like`, the training data, ConfigError is raised too if the
+    batches are not of its keys, shapes and dtypes.
+    """
+    run_record = RunRecord(run_dir / "data" / "eval.json", refuse=False)
+    source = _open(config, data, "eval", run_record, model_vocabulary, note)
+    batches = _batches(source, data, config.batches, seed=0, shuffle=False)
+    if like is not None and batches.layout != like.layout:
+        raise ConfigError(
+            f"eval: its items have {batches.layout}, those of data have {like.layout}: the model"
+            " takes one kind, make them the same"
+        )
+    run_record.keep(source.record)
+    return batches
+
+
+def open_example(config: DataSettings, *, model_vocabulary: int | None) -> dict[str, torch.Tensor]:
+    """Return a micro-batch with the keys, shapes and dtypes of the data, and write nothing.
+
+    For text and tokens its ids are the first ones of the data, repeated where they are too few.
+    Raises ConfigError as `open_data` does for all that shows without reading the whole data.
+    """
+    if config.python is not None:
+        source = open_python(config.python, config, "data")
+        return _batches(source, config, 1, seed=0, shuffle=False).example()
+    shape = (config.micro_batch, config.sequence_length)
+    if config.text is not None:
+        tokenizer = fitting_tokenizer(config, model_vocabulary)
+        files = text_files(config.text, tokenizer, config.sequence_length, "data.text")
+        few: list[int] = []
+        for piece in document_tokens(files, tokenizer, "data.text"):
+            few.extend(piece[: shape[0] * shape[1] - len(few)].tolist())
+            if len(few) == shape[0] * shape[1]:
+                break
+        first = np.array(few, dtype=np.int64)
+    else:
+        _, joined = token_files(config.tokens or (), config.sequence_length, "data.tokens")
+        first = joined.read(0, min(shape[0] * shape[1], len(joined)))
+    ids = torch.tensor(np.resize(first, shape))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def _open(
+    source: SourceSettings,
+    config: DataSettings,
+    section: str,
+    run_record: RunRecord,
+    model_vocabulary: int | None,
+    note: Note,
+) -> Source:
+    """Open whichever of the three kinds `source` names."""
+    if source.text is not None:
+        return open_text(source.text, config, section, run_record, model_vocabulary, note)
+    if source.tokens is not None:
+        return open_tokens(source.tokens, config, section, run_record, model_vocabulary, note)
+    if source.python is not None:
+        opened = open_python(source.python, source, section)
+        run_record.check(opened.record)
+        return opened
+    raise ConfigError(f"{section}: it names no data: set one of text, tokens and python")
+
+
+def _batches(
+    source: Source, config: DataSettings, micro_batches: int, *, seed: int, shuffle: bool
+) -> Batches:
+    batches = Batches(
+        source.dataset,
+        name=source.name,
+        digest=source.record.digest,
+        seed=seed,
+        shuffle=shuffle,
+        micro_batch=config.micro_batch,
+        micro_batches=micro_batches,
+        tokens_per_item=source.tokens_per_item,
+    )
+    batches.example()  # raises ConfigError where the first items do not fit together
+    return batches

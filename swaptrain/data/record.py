@@ -1,0 +1,96 @@
+"""What a run's data was when it began: kept beside it, compared at every start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from swaptrain.data.corpus import CorpusFile, changed_files
+from swaptrain.data.durable import write_durably
+from swaptrain.errors import ConfigError
+
+__all__ = ["DataRecord", "RunRecord"]
+
+_NAMED_FILES = 5
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The digest of the data, that of the tokenizer alone, and the files in their order."""
+
+    digest: str
+    tokenizer_digest: str = ""
+    files: tuple[CorpusFile, ...] = ()
+
+
+class RunRecord:
+    """The file in a run directory that holds its DataRecord.
+
+    With `refuse`, other data than the recorded is an error and so is a record that cannot be read;
+    without, the new data takes its place. Raises ConfigError.
+    """
+
+    def __init__(self, path: Path, *, refuse: bool) -> None:
+        self.path, self._refuse = path, refuse
+        self._earlier = self._read()
+
+    @property
+    def known(self) -> Mapping[str, CorpusFile]:
+        """The recorded files by path: those that look unchanged need not be read again."""
+        return {file.path: file for file in self._earlier.files} if self._earlier else {}
+
+    def check(self, data: DataRecord) -> None:
+        """Raise ConfigError, naming what changed, if the run began with other data."""
+        earlier = self._earlier
+        if not self._refuse or earlier is None or earlier.digest == data.digest:
+            return
+        lines = changed_files(earlier.files, data.files)
+        if earlier.tokenizer_digest != data.tokenizer_digest:
+            lines.insert(0, "the tokenizer has changed")
+        if not lines and data.files:
+            lines.append("the order of the files has changed")
+        if not lines:
+            lines.append("the dataset's length, keys, shapes or dtypes have changed")
+        shown = "\n  ".join(lines[:_NAMED_FILES])
+        more = len(lines) - _NAMED_FILES
+        raise ConfigError(
+            f"the data is not what this run began with (recorded in {self.path}):\n  {shown}"
+            + (f"\n  and {more} more" if more > 0 else "")
+            + "\nrestore it to go on, or start over with --fresh"
+        )
+
+    def keep(self, data: DataRecord) -> None:
+        """Write the record durably, unless it is there already."""
+        if self._earlier == data:
+            return
+        content = {
+            "digest": data.digest,
+            "tokenizer_digest": data.tokenizer_digest,
+            "files": [astuple(file) for file in data.files],
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(self.path, json.dumps(content).encode())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {self.path}: {error.strerror}: set run.dir to a place that can be"
+                " written"
+            ) from error
+        self._earlier = data
+
+    def _read(self) -> DataRecord | None:
+        try:
+            content = json.loads(self.path.read_bytes())
+            files = tuple(CorpusFile(*fields) for fields in content["files"])
+            return DataRecord(content["digest"], content["tokenizer_digest"], files)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not self._refuse:
+                return None
+            raise ConfigError(
+                f"{self.path}, the record of the run's data, cannot be read"
+                f" ({type(error).__name__}: {error}): restore it, or start over with --fresh"
+            ) from error

@@ -1,0 +1,65 @@
+"""What this room reads of the config: the fields of `data` and `eval`, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["DataSettings", "EvalSettings", "SourceSettings"]
+
+
+class SourceSettings(Protocol):
+    """Where items come from: exactly one of text, tokens and python is set."""
+
+    @property
+    def text(self) -> Sequence[str] | None:
+        """Globs of text files."""
+
+    @property
+    def tokens(self) -> Sequence[str | Path] | None:
+        """Files or zarr arrays of token ids."""
+
+    @property
+    def python(self) -> str | None:
+        """`package.module:function` that returns a map-style dataset."""
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Arguments of that function."""
+
+
+class DataSettings(SourceSettings, Protocol):
+    """The fields of the config's `data` section."""
+
+    @property
+    def tokenizer(self) -> str | Path:
+        """`bytes`, or the directory of a Hugging Face tokenizer."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens in one item."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Items in one micro-batch."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether the items are permuted anew in each epoch."""
+
+    @property
+    def cache(self) -> str | Path | None:
+        """A directory that runs share for tokenised text; None: the run's own."""
+
+
+class EvalSettings(SourceSettings, Protocol):
+    """The fields of the config's `eval` section that concern data."""
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches in one evaluation."""

@@ -1,0 +1,163 @@
+"""The three kinds of data a config can name: text, token files, a Python dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from swaptrain.data.batches import Batches, Dataset
+from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_files
+from swaptrain.data.packed import PackedTokens
+from swaptrain.data.python_dataset import load_dataset
+from swaptrain.data.record import DataRecord, RunRecord
+from swaptrain.data.settings import DataSettings, SourceSettings
+from swaptrain.data.text import tokenised, too_short
+from swaptrain.data.token_files import Joined, open_token_file, scan
+from swaptrain.data.tokenizer import Tokenizer, open_tokenizer
+from swaptrain.errors import ConfigError
+from swaptrain.units import format_size
+
+__all__ = [
+    "Source",
+    "fitting_tokenizer",
+    "open_python",
+    "open_text",
+    "open_tokens",
+    "text_files",
+    "token_files",
+]
+
+_LONG_READ_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset, what messages call it, and what it was made of."""
+
+    dataset: Dataset
+    name: str
+    record: DataRecord
+    tokens_per_item: int = 1
+
+
+def open_python(target: str, settings: SourceSettings, section: str) -> Source:
+    """Load the dataset of `package.module:function`; raises ConfigError."""
+    key = f"{section}.python"
+    dataset = load_dataset(target, settings.kwargs, key=key)
+    probe = Batches(
+        dataset,
+        name=f"{key} ({target})",
+        digest="",
+        seed=0,
+        shuffle=False,
+        micro_batch=1,
+        micro_batches=1,
+    )
+    identity = [target, dict(settings.kwargs), len(probe), probe.layout]
+    digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()
+    return Source(dataset, f"{key} ({target})", DataRecord(digest))
+
+
+def open_text(
+    patterns: Sequence[str],
+    config: DataSettings,
+    section: str,
+    run_record: RunRecord,
+    model_vocabulary: int | None,
+    note: Callable[[str], None],
+) -> Source:
+    """Tokenise a corpus, or find its tokens where an earlier start left them; raises ConfigError.
+
+    Files whose size and time are recorded are not read again.
+    """
+    key = f"{section}.text"
+    length = config.sequence_length
+    tokenizer = fitting_tokenizer(config, model_vocabulary)
+    found = text_files(patterns, tokenizer, length, key)
+    new_bytes = sum(file.size_bytes for file in found if file.path not in run_record.known)
+    if new_bytes > _LONG_READ_BYTES:
+        note(f"reading {format_size(new_bytes)} of text once, for its digest")
+    files = hash_files(found, run_record.known, key=key)
+    record = DataRecord(corpus_digest(files, tokenizer.digest), tokenizer.digest, tuple(files))
+    run_record.check(record)
+    root = run_record.path.parent if config.cache is None else Path(config.cache).expanduser()
+    tokens = tokenised(root, record.digest, files, tokenizer, at_least=length, key=key, note=note)
+    return Source(PackedTokens(tokens, length), key, record, length)
+
+
+def open_tokens(
+    names: Sequence[str | Path],
+    config: DataSettings,
+    section: str,
+    run_record: RunRecord,
+    model_vocabulary: int | None,
+    note: Callable[[str], None],
+) -> Source:
+    """Open files of ids in place, reading all of them the first time; raises ConfigError."""
+    key = f"{section}.tokens"
+    found, joined = token_files(names, config.sequence_length, key)
+    if any(file.path not in run_record.known for file in found):
+        note(f"reading {len(joined):,} tokens once, to check them")
+    files = [_with_largest_id(file, key) for file in hash_files(found, run_record.known, key=key)]
+    for file in files:
+        if model_vocabulary is not None and file.largest_id >= model_vocabulary:
+            raise ConfigError(
+                f"{key}: {file.path} has the id {file.largest_id}, the model's vocabulary has"
+                f" {model_vocabulary} (0 to {model_vocabulary - 1}): take the tokenizer of this"
+                " model, or a model with a larger vocabulary"
+            )
+    record = DataRecord(corpus_digest(files, ""), files=tuple(files))
+    run_record.check(record)
+    return Source(PackedTokens(joined, config.sequence_length), key, record, config.sequence_length)
+
+
+def fitting_tokenizer(config: DataSettings, model_vocabulary: int | None) -> Tokenizer:
+    """Return the tokenizer; raises ConfigError if it has ids that the model does not."""
+    tokenizer = open_tokenizer(config.tokenizer)
+    if model_vocabulary is not None and tokenizer.vocabulary > model_vocabulary:
+        raise ConfigError(
+            f"data.tokenizer: {tokenizer.name} has {tokenizer.vocabulary} ids, the model's"
+            f" vocabulary has {model_vocabulary}: set the model's vocab_size to"
+            f" {tokenizer.vocabulary} or more, or take its own tokenizer"
+        )
+    return tokenizer
+
+
+def text_files(
+    patterns: Sequence[str], tokenizer: Tokenizer, sequence_length: int, key: str
+) -> list[CorpusFile]:
+    """Return the corpus' files; raises ConfigError where their sizes say that it is too short."""
+    files = find_files(patterns, key=key)
+    size_bytes = sum(file.size_bytes for file in files)
+    if size_bytes == 0:
+        raise ConfigError(f"{key}: the corpus is empty: its {len(files):,} files have no bytes")
+    # For bytes the number of tokens is known; other tokenizers are counted when they have run.
+    if tokenizer.name == "bytes" and size_bytes + len(files) < sequence_length:
+        raise too_short(key, size_bytes + len(files), sequence_length)
+    return files
+
+
+def token_files(
+    names: Sequence[str | Path], sequence_length: int, key: str
+) -> tuple[list[CorpusFile], Joined]:
+    """Open the files of ids in the given order; raises ConfigError if they hold too few."""
+    files = find_files(names, key=key, directories=True)
+    joined = Joined([open_token_file(file.path, key=key) for file in files])
+    if len(joined) < sequence_length:
+        raise too_short(key, len(joined), sequence_length)
+    return files, joined
+
+
+def _with_largest_id(file: CorpusFile, key: str) -> CorpusFile:
+    if file.largest_id >= 0:
+        return file
+    largest_id = -1
+    for ids in scan(open_token_file(file.path, key=key)):
+        if ids.min() < 0:
+            raise ConfigError(f"{key}: {file.path} has the id {ids.min()}: ids are 0 or more")
+        largest_id = max(largest_id, int(ids.max()))
+    return replace(file, largest_id=largest_id)

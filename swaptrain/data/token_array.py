@@ -1,0 +1,144 @@
+"""Token ids in a zarr v3 array: written once as a stream, read a few at a time without zarr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from swaptrain.data.durable import sync_directory
+from swaptrain.errors import ConfigError, RunError
+
+__all__ = ["CHUNK_TOKENS", "TokenArray", "token_dtype", "write_token_array"]
+
+CHUNK_TOKENS = 2**20
+
+Array = np.ndarray[Any, Any]
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Return the narrower of uint16 and uint32 that holds every id below `vocabulary`."""
+    return np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
+
+
+def write_token_array(path: Path, pieces: Iterable[Array], vocabulary: int) -> int:
+    """Write the concatenated pieces as an uncompressed 1-D array; return the number of tokens.
+
+    Memory: one chunk (2**20 tokens) and one piece. Everything is flushed when it returns; the
+    caller's marker makes it count. Raises ConfigError when the disk refuses.
+    """
+    dtype = token_dtype(vocabulary)
+    try:
+        array = zarr.create_array(
+            store=path,
+            shape=(0,),
+            chunks=(CHUNK_TOKENS,),
+            dtype=dtype,
+            compressors=None,
+            fill_value=0,
+            attributes={"vocabulary": vocabulary},
+            config={"write_empty_chunks": True},  # the reader opens every chunk's file
+        )
+        chunk, filled, written = np.empty(CHUNK_TOKENS, dtype), 0, 0
+        for piece in pieces:
+            rest = piece
+            while len(rest):
+                taken = rest[: CHUNK_TOKENS - filled]
+                chunk[filled : filled + len(taken)] = taken
+                filled += len(taken)
+                rest = rest[len(taken) :]
+                if filled == CHUNK_TOKENS:
+                    _append(array, path, written, chunk)
+                    written, filled = written + filled, 0
+        if filled:
+            _append(array, path, written, chunk[:filled])
+        for directory in (path / "c", path, path.parent):
+            if directory.is_dir():
+                sync_directory(directory)
+        _flush(path / "zarr.json")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the tokens to {path}: {error.strerror}: free some disk, or set"
+            " data.cache to a directory with room"
+        ) from error
+    return written + filled
+
+
+def _append(array: zarr.Array[Any], path: Path, written: int, chunk: Array) -> None:
+    array.resize((written + len(chunk),))
+    array[written : written + len(chunk)] = chunk
+    # Chunk by chunk, so that dirty pages never pile up in memory.
+    _flush(path / "c" / str(written // CHUNK_TOKENS))
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+
+
+class TokenArray:
+    """Reads any few tokens of an array that `write_token_array` made, and holds none of it."""
+
+    def __init__(self, path: Path, length: int, vocabulary: int) -> None:
+        self._path, self._length, self._dtype = path, length, token_dtype(vocabulary)
+
+    def is_whole(self) -> bool:
+        """Tell whether the metadata and every chunk file are there in full length."""
+        chunk_bytes = CHUNK_TOKENS * self._dtype.itemsize
+        chunks = -(-self._length // CHUNK_TOKENS)
+        try:
+            os.stat(self._path / "zarr.json")
+            return all(
+                os.stat(self._path / "c" / str(number)).st_size == chunk_bytes
+                for number in range(chunks)
+            )
+        except FileNotFoundError:
+            return False
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self._length
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return tokens [start, stop) as int64 [stop - start]; raises RunError."""
+        parts = []
+        while start < stop:
+            number, offset = divmod(start, CHUNK_TOKENS)
+            count = min(stop - start, CHUNK_TOKENS - offset)
+            parts.append(self._read_chunk(number, offset, count))
+            start += count
+        return np.concatenate(parts).astype(np.int64)
+
+    def _read_chunk(self, number: int, offset: int, count: int) -> Array:
+        path = self._path / "c" / str(number)
+        return read_at(path, offset * self._dtype.itemsize, count, self._dtype)
+
+
+def read_at(path: Path, offset_bytes: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """Read `count` numbers of a file and leave nothing of it in the page cache; raises RunError."""
+    count_bytes = count * dtype.itemsize
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Without this the kernel reads ahead, 128 KiB for each sequence of 1 KiB.
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+            content = os.pread(handle, count_bytes, offset_bytes)
+            os.posix_fadvise(handle, offset_bytes, count_bytes, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise RunError(f"cannot read the tokens in {path}: {error.strerror}") from error
+    if len(content) != count_bytes:
+        raise RunError(
+            f"{path} ends before byte {offset_bytes + count_bytes}: it was cut while the run used"
+            " it; restore it, or start again so that the tokens are built anew"
+        )
+    return np.frombuffer(content, dtype=dtype)

@@ -1,0 +1,148 @@
+"""Files of token ids as users have them: raw uint16, NumPy, zarr; read in place, not copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from swaptrain.data.token_array import Array, read_at
+from swaptrain.errors import ConfigError, RunError
+
+__all__ = ["FlatFile", "Joined", "TokenSource", "ZarrFile", "open_token_file", "scan"]
+
+_SCAN_TOKENS = 2**18
+_LARGEST_CHUNK_BYTES = 64 * 2**20
+
+
+class TokenSource(Protocol):
+    """A sequence of token ids of which any few can be read."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return tokens [start, stop) as int64; raises RunError."""
+
+
+class FlatFile:
+    """Numbers that follow each other in one file, from `offset_bytes` on."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], offset_bytes: int, length: int) -> None:
+        self._path, self._dtype = path, dtype
+        self._offset_bytes, self._length = offset_bytes, length
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self._length
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return tokens [start, stop) as int64; raises RunError."""
+        offset_bytes = self._offset_bytes + start * self._dtype.itemsize
+        return read_at(self._path, offset_bytes, stop - start, self._dtype).astype(np.int64)
+
+
+class ZarrFile:
+    """A zarr array, with whatever codecs it has; a read decodes the chunks that it touches."""
+
+    def __init__(self, path: Path, array: zarr.Array[Any]) -> None:
+        self._path, self._array = path, array
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return int(self._array.shape[0])
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return tokens [start, stop) as int64; raises RunError."""
+        try:
+            return np.asarray(self._array[start:stop]).astype(np.int64)
+        except Exception as error:  # each codec has exceptions of its own
+            raise RunError(f"cannot read the tokens in {self._path}: {error}") from error
+
+
+class Joined:
+    """Several sources, one after the other."""
+
+    def __init__(self, sources: list[TokenSource]) -> None:
+        self._sources = sources
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return int(self._ends[-1])
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return tokens [start, stop) as int64; raises RunError."""
+        parts = []
+        number = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end = int(self._ends[number])
+            begin = end - len(self._sources[number])
+            until = min(stop, end)
+            if start < until:
+                parts.append(self._sources[number].read(start - begin, until - begin))
+            start, number = until, number + 1
+        return np.concatenate(parts)
+
+
+def open_token_file(name: str, *, key: str) -> TokenSource:
+    """Open a .bin (raw little-endian uint16), a .npy (1-D integers) or a zarr array (1-D integers).
+
+    Raises ConfigError for anything else.
+    """
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return _open_zarr(path, key)
+        if path.suffix == ".npy":
+            # Only the header is wanted: nothing of the mapping is touched.
+            mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+            _check(path, key, mapped.shape, mapped.dtype)
+            return FlatFile(path, mapped.dtype, mapped.offset, len(mapped))
+        size_bytes = os.stat(path).st_size
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error}") from error
+    if path.suffix != ".bin":
+        raise ConfigError(
+            f"{key}: {path} is neither .bin (raw uint16), .npy nor a zarr array: for text use"
+            " data.text"
+        )
+    if size_bytes % 2:
+        raise ConfigError(
+            f"{key}: {path} has {size_bytes} bytes, which is not a whole number of uint16: save"
+            " wider ids as .npy"
+        )
+    return FlatFile(path, np.dtype("<u2"), 0, size_bytes // 2)
+
+
+def _open_zarr(path: Path, key: str) -> ZarrFile:
+    try:
+        array = zarr.open_array(store=path, mode="r")
+    except Exception as error:
+        raise ConfigError(f"{key}: {path} does not open as a zarr array: {error}") from error
+    _check(path, key, array.shape, array.dtype)
+    chunk_bytes = array.chunks[0] * array.dtype.itemsize
+    if chunk_bytes > _LARGEST_CHUNK_BYTES:
+        raise ConfigError(
+            f"{key}: the chunks of {path} have {chunk_bytes / 2**20:.0f} MiB, and each read holds"
+            f" one in memory: write it with chunks of {_LARGEST_CHUNK_BYTES // 2**20} MiB at most"
+        )
+    return ZarrFile(path, array)
+
+
+def _check(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise ConfigError(
+            f"{key}: {path} holds {dtype} of shape {list(shape)}: token ids are a 1-D array of"
+            " integers"
+        )
+
+
+def scan(source: TokenSource) -> Iterator[Array]:
+    """Yield all tokens in order, a few MiB at a time."""
+    for start in range(0, len(source), _SCAN_TOKENS):
+        yield source.read(start, min(start + _SCAN_TOKENS, len(source)))

@@ -1,0 +1,77 @@
+"""The named errors of swaptrain and the exit code that each one ends the command with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "BudgetError",
+    "CaptureError",
+    "ConfigError",
+    "DamagedStoreError",
+    "RunError",
+    "StoppedBySignal",
+    "SwaptrainError",
+]
+
+
+class SwaptrainError(Exception):
+    """Base of every error that is shown to the user as one message, without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(SwaptrainError):
+    """The config or the input is wrong; nothing was touched."""
+
+    exit_code = 2
+
+
+class CaptureError(ConfigError):
+    """The model cannot be captured as one graph; the message names the module and the operation."""
+
+
+class BudgetError(ConfigError):
+    """A budget cannot work; the message says which key to set to what."""
+
+
+class RunError(SwaptrainError):
+    """The run failed and can be resumed: disk full, I/O error, a loss that is not finite."""
+
+    exit_code = 1
+
+
+class DamagedStoreError(SwaptrainError):
+    """The store holds something that does not verify."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        segment: int | None = None,
+        array: str | None = None,
+        chunk: int | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.segment, self.array, self.chunk, self.path = segment, array, chunk, path
+        where = ", ".join(
+            f"{name} {value}"
+            for name, value in (
+                ("segment", segment),
+                ("array", array),
+                ("chunk", chunk),
+                ("file", path),
+            )
+            if value is not None
+        )
+        super().__init__(f"{what} ({where})" if where else what)
+
+
+class StoppedBySignal(SwaptrainError):
+    """The run was stopped by a signal after the instruction in progress; it can be resumed."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,189 @@
+"""From a config to a captured model: the constructor, one micro-batch, the graph."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swaptrain.capture.capture import Uncut, capture
+from swaptrain.capture.initialise import Construction, construct
+from swaptrain.capture.precision import lower_parameters
+from swaptrain.config import Config
+from swaptrain.errors import ConfigError
+
+__all__ = ["BuiltModel", "Factory", "build", "cast_batch", "model_factory"]
+
+
+@dataclass(frozen=True)
+class Factory:
+    """The plain constructor of the user's model."""
+
+    make: Callable[[], nn.Module]
+    vocabulary: int | None
+    """Size of the vocabulary, when the model says it."""
+    description: str
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A captured model with what its initial weights are made from."""
+
+    uncut: Uncut
+    construction: Construction
+
+
+def model_factory(config: Config) -> Factory:
+    """Return the constructor that the config names; nothing is built yet.
+
+    Raises ConfigError when the directory, the architecture or the function does not exist.
+    """
+    if config.model.python is not None:
+        function = _import(config.model.python)
+        kwargs = dict(config.model.kwargs)
+        return Factory(lambda: _module(function, kwargs, config), None, config.model.python)
+    return _hugging_face(config)
+
+
+def build(config: Config, factory: Factory, batch: Mapping[str, torch.Tensor]) -> BuiltModel:
+    """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
+
+    The constructor runs in float32 (torch's default dtype), so that the masters are the plain
+    constructor's weights; then floating parameters take the dtype of the computation.
+    """
+    construction = construct(
+        factory.make, seed=config.train.seed, scratch_dir=config.run.dir / "scratch"
+    )
+    module = construction.module
+    masters = {
+        name: str(parameter.dtype).removeprefix("torch.")
+        for name, parameter in module.named_parameters()
+    }
+    if config.model.dtype == "bfloat16":
+        lower_parameters(module, construction.fake_mode, torch.bfloat16)
+    uncut = capture(module, construction.fake_mode, cast_batch(batch, config.model.dtype), masters)
+    return BuiltModel(uncut, construction)
+
+
+def cast_batch(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
+    """Return the micro-batch with floating tensors in the dtype of the computation."""
+    target = getattr(torch, dtype)
+    return {
+        key: value.to(target) if value.is_floating_point() else value
+        for key, value in batch.items()
+    }
+
+
+def _import(path: str) -> Callable[..., Any]:
+    """Return the function at `package.module:function`; the current directory is importable."""
+    module_name, _, name = path.partition(":")
+    if not name:
+        raise ConfigError(f"model.python: {path!r} is not of the form package.module:factory")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"model.python: cannot import {module_name!r}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"model.python: {module_name} has no function {name!r}")
+    return function  # type: ignore[no-any-return]  # callable() narrows Any to a bare callable
+
+
+def _module(function: Callable[..., Any], kwargs: dict[str, Any], config: Config) -> nn.Module:
+    try:
+        module = function(**kwargs)
+    except TypeError as error:
+        raise ConfigError(f"model.python: {config.model.python}(**kwargs) failed: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"model.python: {config.model.python} returned {type(module).__name__}, "
+            "not a torch.nn.Module"
+        )
+    return module
+
+
+def _hugging_face(config: Config) -> Factory:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    tree = _read_config(config.model.hf)
+    fields = {key: value for key, value in tree.items() if key != "auto_map"}
+    architectures = fields.get("architectures") or []
+    model_type = str(fields.pop("model_type"))
+    try:
+        hf_config = transformers.AutoConfig.for_model(model_type, **fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"model.hf: {_first_line(error)}") from error
+    hf_config.use_cache = False
+    cls = _architecture(transformers, architectures, hf_config)
+
+    def make() -> nn.Module:
+        # The config may name a lower dtype; the masters are float32 all the same.
+        model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
+        return model
+
+    vocabulary = getattr(hf_config, "vocab_size", None)
+    return Factory(make, vocabulary, cls.__name__)
+
+
+def _read_config(source: Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a Hugging Face config: inline, or from a directory's config.json."""
+    if source is None:
+        raise ConfigError("model: give one of model.hf and model.python")
+    if isinstance(source, Mapping):
+        return dict(source)
+    path = Path(source) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
+    weights = sorted(Path(source).glob("*.safetensors"))
+    if weights:
+        raise ConfigError(
+            f"model.hf: {source} holds weights ({weights[0].name}); starting from a checkpoint is "
+            "not supported yet. Point model.hf to a directory with the config.json alone to train "
+            "from the architecture's own initialisation"
+        )
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.hf: cannot read {path}: {error}") from error
+    if not isinstance(tree, dict) or "model_type" not in tree:
+        raise ConfigError(f"model.hf: {path} has no model_type")
+    return tree
+
+
+def _architecture(transformers: Any, names: list[str], hf_config: Any) -> Any:
+    """Return the class with a loss: the named one, else the first task head that exists."""
+    for name in names:
+        cls = getattr(transformers, name, None)
+        if cls is not None:
+            return cls
+    heads = (
+        "AutoModelForCausalLM",
+        "AutoModelForSeq2SeqLM",
+        "AutoModelForMaskedLM",
+        "AutoModelForImageClassification",
+        "AutoModelForSpeechSeq2Seq",
+        "AutoModelForCTC",
+    )
+    for head in heads:
+        mapping = getattr(transformers, head)._model_mapping
+        if type(hf_config) in mapping:
+            return mapping[type(hf_config)]
+    raise ConfigError(
+        f"model.hf: transformers has no model with a loss for model_type "
+        f"{hf_config.model_type!r}; name one in `architectures`"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), repr(error))

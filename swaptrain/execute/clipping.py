@@ -1,0 +1,50 @@
+"""The numbers formed over a whole step: the gradient norm, its clipping and the mean loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
+
+
+def gradient_norm(gradient: Tensor) -> Tensor:
+    """Return the 2-norm of one whole parameter's gradient, float32 [].
+
+    The gradient must have the parameter's own layout: the order of memory is part of the bits, and
+    so is the number of threads.
+    """
+    norm: Tensor = torch.linalg.vector_norm(gradient, 2.0)
+    return norm
+
+
+def total_norm(norms: Sequence[Tensor]) -> Tensor:
+    """Return the global norm, [], of per-parameter norms given in the model's order.
+
+    The same as `torch.nn.utils.get_total_norm` of the gradients, bit for bit on a CPU. 0 if no
+    parameter has a gradient.
+    """
+    if not norms:
+        return torch.tensor(0.0)
+    device = norms[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]), 2.0)
+    return total
+
+
+def clip_coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
+    """Return what every gradient is multiplied by, [], at most 1.
+
+    `clip_grad_norm_` multiplies by it also where it is 1; that changes no bit and may be skipped.
+    """
+    return torch.clamp(float(max_norm) / (total_norm + 1e-6), max=1.0)
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Return the mean of the micro-batches' losses, summed in float64 in their order."""
+    # Not `sum`: since Python 3.12 it compensates the rounding, so the bits depend on the version.
+    total = 0.0
+    for loss in losses:
+        total += loss
+    return total / len(losses)

@@ -1,0 +1,258 @@
+"""What makes a step durable: which bytes a commit writes and what its record says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from swaptrain.execute.home import StoreHome
+from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.operations import Slabs
+from swaptrain.memory.tier import Tier
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
+from swaptrain.store.commit import Checksums, Committer, Write
+from swaptrain.store.record import record_size
+from swaptrain.store.state_record import blank_checksums, state_record
+
+__all__ = ["Commits", "Ledger", "handoff_row", "largest_handoff", "record_bytes"]
+
+
+class Ledger:
+    """What a step has found so far, and every record of it repeats: losses and norms."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        """By micro-batch."""
+        self.norms: dict[str, float] = {}
+        """By parameter: the 2-norm of its gradient before clipping."""
+
+    def in_order(self) -> list[float]:
+        """Return the losses in the order of the micro-batches."""
+        return [self.losses[m] for m in sorted(self.losses)]
+
+    def of(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the norms of these parameters, as far as they are known."""
+        return {name: self.norms[name] for name in names if name in self.norms}
+
+
+class Commits:
+    """Submits commits of segments and of spilled gradients for one run.
+
+    With `commit_every` 1 a fused step commits each segment behind its update, with the hand-off;
+    a larger one writes the whole store to the other tree in every m-th step.
+    """
+
+    def __init__(
+        self,
+        layouts: Layouts,
+        home: StoreHome,
+        tier: Tier,
+        committer: Committer,
+        *,
+        fingerprint: str,
+    ) -> None:
+        self._layouts, self._home, self._tier = layouts, home, tier
+        self._committer = committer
+        self._fingerprint = fingerprint
+        self._live: dict[ObjectKey, None] = {}
+        """Gradients that the rest of the step needs; the main thread's."""
+        self._submitted: set[ObjectKey] = set()
+        """Of those, the ones that some commit writes or has written; the main thread's."""
+        self._checksums: dict[ObjectKey, list[int]] = {}
+        """Of those that are durable; the committer thread's."""
+
+    def observe(self, instruction: Instruction) -> None:
+        """Follow which gradients are alive: they are the hand-off of the next commit."""
+        self._live.update(
+            dict.fromkeys(key for key in instruction.writes if key.kind is Kind.GRADIENT)
+        )
+        for key in instruction.frees:
+            self._live.pop(key, None)
+            self._submitted.discard(key)
+
+    def adopt_handoff(self, checksums: Mapping[ObjectKey, list[int]]) -> None:
+        """Take over the hand-off that a resume found; before anything is submitted."""
+        self._checksums.update(checksums)
+        self._live.update(dict.fromkeys(checksums))
+        self._submitted.update(checksums)
+
+    def commit_segment(
+        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+    ) -> None:
+        """Commit a segment's state as `version`, and the hand-off with it."""
+        k = instruction.segment
+        slot = self._committer.take(self._layouts.state[k].shape_class)
+        live = list(self._live)
+        fresh = [key for key in live if key not in self._submitted]
+        spilled = {key: self._home.spill_checksums(key) for key in fresh}
+        in_memory = [key for key in fresh if not spilled[key]]
+        make = self._state_record(k, version, ledger)
+
+        def record(checksums: Checksums) -> dict[str, Any]:
+            self._checksums.update(zip(in_memory, checksums.handoff, strict=True))
+            for key, futures in spilled.items():
+                if futures:
+                    self._checksums[key] = [future.result() for future in futures]
+            for key in set(self._checksums).difference(live):
+                del self._checksums[key]
+            return make(checksums, [handoff_row(key, self._checksums[key]) for key in live])
+
+        writes = [
+            self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
+        ]
+        future = self._committer.commit(
+            k,
+            slot,
+            record,
+            [Write(slot.array(key.name), slabs[key].memory) for key in instruction.changes],
+            writes,
+        )
+        self._home.committed(k, slot)
+        self._submitted.update(fresh)
+        for key in in_memory:
+            self._home.wrote(key)
+        self._tier.saving([*instruction.changes, *in_memory], future)
+
+    def write_segment(
+        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+    ) -> None:
+        """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
+        k = instruction.segment
+        slot = self._home.scratch[k]
+        make = self._state_record(k, version, ledger)
+        future = self._committer.commit(
+            k,
+            slot,
+            lambda checksums: make(checksums, []),
+            [Write(slot.array(key.name), slabs[key].memory) for key in instruction.changes],
+            switch=False,
+        )
+        for key in instruction.changes:
+            self._home.wrote(key)
+        self._tier.saving(instruction.changes, future)
+
+    def settle_gradient(
+        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+    ) -> None:
+        """Make a segment's finished gradient durable, for the update in the next step."""
+        k = instruction.segment
+        (key,) = instruction.reads
+        path = self._home.accumulator_record(k)
+        losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+
+        def record(checksums: Checksums) -> dict[str, Any]:
+            return gradient_record(
+                k, version, self._fingerprint, checksums.handoff[0], losses, norms
+            )
+
+        future = self._committer.write(
+            path,
+            path.stat().st_size,
+            record,
+            [self._home.handoff_write(key, slabs[key])],
+        )
+        self._home.wrote(key)
+        self._tier.saving([key], future)
+
+    def then(self, action: Callable[[], None]) -> Future[None]:
+        """Run `action` when everything submitted so far is durable."""
+        return self._committer.then(action)
+
+    def drain(self) -> None:
+        """Wait until everything submitted is durable; raise the error of what failed."""
+        self._committer.drain()
+
+    def _state_record(
+        self, k: int, version: int, ledger: Ledger
+    ) -> Callable[[Checksums, list[dict[str, Any]]], dict[str, Any]]:
+        """Return what makes the record of a segment from its checksums and its hand-off."""
+        losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+
+        def make(checksums: Checksums, handoff: list[dict[str, Any]]) -> dict[str, Any]:
+            return state_record(
+                segment=k,
+                version=version,
+                fingerprint=self._fingerprint,
+                layout=self._layouts.state[k],
+                checksums=checksums.arrays,
+                handoff={"gradients": handoff},
+                losses=losses,
+                norms=norms,
+            )
+
+        return make
+
+
+def record_bytes(
+    layouts: Layouts, k: int, fingerprint: str, *, micro_batches: int, handoff: Iterable[ObjectKey]
+) -> int:
+    """Return the bytes to reserve for the records of segment `k`, of its slot or its gradient."""
+    number = (1 << 64) - 1
+    norms = dict.fromkeys(layouts.model.segment(k).owns, -1.2345678901234567e-300)
+    losses = [-1.2345678901234567e-300] * micro_batches
+    if k in layouts.accumulators:
+        checksums = {"gradient": [number] * layouts.accumulators[k].chunks}
+        gradient = gradient_record(k, number, fingerprint, checksums["gradient"], losses, norms)
+        size = record_size(gradient)
+    else:
+        size = 0
+    if k not in layouts.state:
+        return size
+    state = state_record(
+        segment=k,
+        version=number,
+        fingerprint=fingerprint,
+        layout=layouts.state[k],
+        checksums=blank_checksums(layouts.state[k]),
+        handoff={
+            "gradients": [
+                handoff_row(key, [number] * layouts.array(key).chunks) for key in handoff
+            ]
+        },
+        losses=losses,
+        norms=norms,
+    )
+    return max(size, record_size(state))
+
+
+def gradient_record(
+    k: int,
+    version: int,
+    fingerprint: str,
+    checksums: list[int],
+    losses: list[float],
+    norms: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return the record of a spilled gradient: of which step, with the norms of its parameters."""
+    return {
+        "segment": k,
+        "version": version,
+        "fingerprint": fingerprint,
+        "checksums": {"gradient": checksums},
+        "losses": losses,
+        "norms": dict(norms),
+    }
+
+
+def handoff_row(key: ObjectKey, checksums: list[int]) -> dict[str, Any]:
+    """Return a gradient of a hand-off as a record keeps it."""
+    return {
+        "name": key.name,
+        "segment": key.segment,
+        "micro_batch": key.micro_batch,
+        "checksums": checksums,
+    }
+
+
+def largest_handoff(program: Program) -> list[ObjectKey]:
+    """Return the most gradients that are alive behind any instruction of a program."""
+    live: dict[ObjectKey, None] = {}
+    most: list[ObjectKey] = []
+    for instruction in program:
+        live.update(dict.fromkeys(k for k in instruction.writes if k.kind is Kind.GRADIENT))
+        for key in instruction.frees:
+            live.pop(key, None)
+        if len(live) > len(most):
+            most = list(live)
+    return most

@@ -1,0 +1,207 @@
+"""The first thing a run does: version 0 of every segment on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from swaptrain.capture.initialise import Construction
+from swaptrain.errors import DamagedStoreError
+from swaptrain.execute.commits import largest_handoff, record_bytes
+from swaptrain.execute.home import StoreHome
+from swaptrain.execute.layouts import Layouts, views
+from swaptrain.execute.master import split
+from swaptrain.execute.planning import Plan
+from swaptrain.memory.slab import Pool
+from swaptrain.program.instructions import ObjectKey
+from swaptrain.store.array import ArrayFiles
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.files import allocate, flush_directory, make_directory
+from swaptrain.store.layout import ArrayLayout, SegmentLayout
+from swaptrain.store.record import record_size
+from swaptrain.store.root import write_buffers
+from swaptrain.store.slots import Slot, Slots, create_frozen
+from swaptrain.store.state_record import blank_checksums, state_record
+
+__all__ = ["Creation", "disk_bytes", "open_slots"]
+
+
+def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, spares: bool, trees: bool) -> None:
+    """Make sure that the slots of a run exist: one per segment, and the spares of each class.
+
+    A class of three and more segments has two spares, so that the next commit's writes can begin
+    while the last one is made durable; with two trees each segment has two slots.
+    """
+    handoff = largest_handoff(plan.builder.step())
+    by_class: dict[str, list[int]] = {}
+    for k, layout in layouts.state.items():
+        by_class.setdefault(layout.shape_class, []).append(k)
+    for members in by_class.values():
+        record = max(_record_bytes(plan, k, handoff) for k in members)
+        spare = 0 if not spares else len(members) if trees else _spares(len(members))
+        slots.create(layouts.state[members[0]], len(members) + spare, record_bytes=record)
+
+
+def disk_bytes(plan: Plan, home: StoreHome, *, trees: bool) -> int:
+    """Return the bytes that a run reserves on its disks, without the data."""
+    by_class: dict[str, list[int]] = {}
+    for layout in plan.layouts.state.values():
+        by_class.setdefault(layout.shape_class, []).append(layout.nbytes)
+    slots = sum(
+        sizes[0] * (2 * len(sizes) if trees else len(sizes) + _spares(len(sizes)))
+        for sizes in by_class.values()
+    )
+    return slots + sum(f.nbytes for f in plan.layouts.frozen.values()) + home.disk_bytes()
+
+
+def _spares(members: int) -> int:
+    return 2 if members >= 3 else 1
+
+
+def _record_bytes(plan: Plan, k: int, handoff: list[ObjectKey]) -> int:
+    return record_bytes(
+        plan.layouts,
+        k,
+        plan.captured.model.fingerprint,
+        micro_batches=plan.builder.micro_batches,
+        handoff=handoff,
+    )
+
+
+class Creation:
+    """Writes version 0, segment by segment; what an interrupted creation left is kept."""
+
+    def __init__(
+        self, run_dir: Path, plan: Plan, slots: Slots, home: StoreHome, io: DirectIO
+    ) -> None:
+        self._run_dir, self._plan, self._slots = run_dir, plan, slots
+        self._home, self._io = home, io
+        self._model, self._layouts = plan.captured.model, plan.layouts
+
+    def write(
+        self, construction: Construction, tick: Callable[[int], None], *, trees: bool
+    ) -> None:
+        """Write everything but the root, which makes the store exist.
+
+        The initial values are made one array of one segment at a time.
+        """
+        self._spill_files()
+        for segment in self._model.segments:
+            k = segment.index
+            if k in self._layouts.frozen:
+                self._write_frozen(k, construction)
+            if k in self._layouts.state and not self._is_written(k, trees=trees):
+                self._write_segment(k, construction, trees=trees)
+            tick(k)
+        self._write_buffers(construction)
+
+    def open(self) -> None:
+        """Make sure that the files outside the slots exist: a finished run has deleted them."""
+        self._spill_files()
+
+    def _spill_files(self) -> None:
+        self._home.create()
+        handoff: list[ObjectKey] = []
+        for k in self._layouts.accumulators:
+            path = self._home.accumulator_record(k)
+            make_directory(path.parent)
+            new = not path.exists()
+            allocate(path, _record_bytes(self._plan, k, handoff))
+            if new:
+                path.write_bytes(b" " * path.stat().st_size)
+            flush_directory(path.parent)
+
+    def _is_written(self, k: int, *, trees: bool) -> bool:
+        try:
+            record = self._slots.live(k, tree="a" if trees else None).read_record()
+        except DamagedStoreError:
+            return False
+        return record["version"] == 0 and record["fingerprint"] == self._model.fingerprint
+
+    def _write_segment(self, k: int, construction: Construction, *, trees: bool) -> None:
+        layout = self._layouts.state[k]
+        slot = self._slots.take(layout.shape_class)
+        assert slot is not None, "every segment has a slot"
+        slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, construction)))
+        self._slots.switch(k, slot, tree="a" if trees else None)
+        if trees:
+            other = self._slots.take(layout.shape_class)
+            assert other is not None, "every segment has a slot in each tree"
+            self._slots.switch(k, other, tree="b")
+
+    def _write_frozen(self, k: int, construction: Construction) -> None:
+        layout = self._layouts.frozen[k]
+        blank = self._record(k, 0, layout, blank_checksums(layout))
+        slot = create_frozen(self._run_dir, k, layout, record_bytes=record_size(blank))
+        slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, construction)))
+
+    def _record(
+        self, k: int, version: int, layout: SegmentLayout, sums: dict[str, list[int]]
+    ) -> dict[str, object]:
+        return state_record(
+            segment=k,
+            version=version,
+            fingerprint=self._model.fingerprint,
+            layout=layout,
+            checksums=sums,
+        )
+
+    def _fill(
+        self, slot: Slot, layout: SegmentLayout, construction: Construction
+    ) -> dict[str, list[int]]:
+        """Write the arrays of a slot, flushed; return the checksums of their chunks."""
+        sums: dict[str, list[int]] = {}
+        for array in layout.arrays:
+            files = slot.array(array.name)
+            if array.name == "remainder" or array.name.startswith(("weights", "frozen", "buffers")):
+                sums[array.name] = self._write_array(files, array, construction)
+            else:
+                # Optimizer state begins as zeros, which is what the reserved files read as.
+                zeros = np.zeros(array.chunk_bytes, np.uint8)
+                sums[array.name] = [xxhash.xxh3_64_intdigest(zeros.data)] * array.chunks
+        return sums
+
+    def _write_array(
+        self, files: ArrayFiles, array: ArrayLayout, construction: Construction
+    ) -> list[int]:
+        pool = Pool(array.nbytes)
+        slab = pool.take(array.nbytes)
+        for name, target in views(array, slab).items():
+            if name in self._plan.captured.buffers:
+                target.copy_(self._plan.captured.buffers[name])
+                continue
+            parameter = self._model.parameters[name]
+            with torch.no_grad():
+                value = construction.value(name)
+                if not parameter.split:
+                    target.copy_(value)
+                elif array.name == "remainder":
+                    upper = torch.empty_strided(
+                        value.shape, value.stride(), dtype=torch.bfloat16
+                    )
+                    split(value, upper, target)
+                else:
+                    lower = torch.empty_strided(value.shape, value.stride(), dtype=torch.int16)
+                    split(value, target, lower)
+        futures: list[Future[int]] = files.write(self._io, slab.memory, flush=True)
+        sums = [future.result() for future in futures]
+        pool.give(slab)
+        return sums
+
+    def _write_buffers(self, construction: Construction) -> None:
+        """Keep the buffers that belong to the model's state dict and never change."""
+        kept = {
+            name: tensor.detach().numpy()
+            for name, tensor in construction.module.state_dict().items()
+            if name not in self._model.parameters
+            and name not in self._model.buffers
+            and not isinstance(tensor, torch.nn.Parameter)
+            and name in dict(construction.module.named_buffers())
+        }
+        if kept:
+            write_buffers(self._run_dir, kept)

@@ -1,0 +1,157 @@
+"""Runs programs: the one loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swaptrain.errors import RunError
+from swaptrain.execute.clipping import clip_coefficient, mean_loss, total_norm
+from swaptrain.execute.commits import Commits, Ledger
+from swaptrain.execute.operations import Operations, Slabs
+from swaptrain.memory.tier import Tier
+from swaptrain.program.instructions import Instruction, Operation, Program
+from swaptrain.program.residency import NextUse
+
+__all__ = ["Executor", "StepState", "global_norm"]
+
+LoadBatch = Callable[[int], Mapping[str, Tensor]]
+
+
+@dataclass
+class StepState:
+    """What the instructions of a program mean at the moment: which step, which batches."""
+
+    step: int
+    """The step whose forward and backward run."""
+    load: LoadBatch
+    """From a micro-batch's number to its tensors."""
+    update_step: int
+    """The step whose update runs: the same one, or the one before when updates are deferred."""
+    lr: float
+    """Of the update."""
+    update_norm: Tensor | None = None
+    """Global norm of the gradients of the update, when they are clipped."""
+    clip_norm: float | None = None
+    commit: bool = True
+    """Whether updates are committed one by one (commit_every 1)."""
+    rewrite: bool = False
+    """Whether updates write to the other tree (the committing step of a larger commit_every)."""
+    ledger: Ledger = field(default_factory=Ledger)
+    update_ledger: Ledger | None = None
+    """Of the update's step, when it is not the step that runs."""
+    updated: set[int] = field(default_factory=set)
+    """Segments that the program has updated."""
+    compute_s: float = 0.0
+    update_s: float = 0.0
+
+
+class Executor:
+    """Executes instructions in order, each on slabs that the tier brought."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        operations: Operations,
+        commits: Commits,
+        *,
+        tick: Callable[[Instruction], None],
+    ) -> None:
+        self._tier, self._operations, self._commits = tier, operations, commits
+        self._tick = tick
+
+    def run(
+        self,
+        program: Program,
+        state: StepState,
+        following: Program = (),
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Execute a program; `following` is what comes after it, for prefetch and eviction.
+
+        After each instruction `tick` is called, which may raise to stop, unless `quiet`.
+        """
+        self._tier.follow(NextUse((*program, *following)))
+        for position, instruction in enumerate(program):
+            slabs = self._tier.acquire(instruction, position)
+            self._tier.prefetch(position)
+            self._execute(instruction, slabs, state)
+            self._commits.observe(instruction)
+            self._make_durable(instruction, slabs, state)
+            self._tier.release(instruction)
+            self._tier.write_behind(position)
+            if not quiet:
+                self._tick(instruction)
+
+    def _execute(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+        begun = time.perf_counter()
+        operations, m = self._operations, instruction.micro_batch
+        match instruction.operation:
+            case Operation.LOAD:
+                operations.load(instruction, slabs, state.load(m))
+            case Operation.FORWARD:
+                operations.forward(instruction, slabs, state.step)
+            case Operation.TURN | Operation.BACKWARD:
+                loss = operations.backward(instruction, slabs, state.step)
+                if loss is not None:
+                    state.ledger.losses[m] = loss
+            case Operation.EVALUATE:
+                loss = operations.evaluate(instruction, slabs)
+                if loss is not None:
+                    state.ledger.losses[m] = loss
+            case Operation.SETTLE:
+                self._check(instruction, slabs, state)
+            case Operation.UPDATE:
+                self._update(instruction, slabs, state)
+                state.updated.add(instruction.segment)
+        if instruction.operation is Operation.UPDATE:
+            state.update_s += time.perf_counter() - begun
+        else:
+            state.compute_s += time.perf_counter() - begun
+
+    def _update(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+        coefficient = None
+        if state.update_norm is None:
+            self._check(instruction, slabs, state)
+        else:
+            assert state.clip_norm is not None
+            coefficient = clip_coefficient(state.update_norm, state.clip_norm)
+        self._operations.update(
+            instruction,
+            slabs,
+            updates_before=state.update_step - 1,
+            lr=state.lr,
+            coefficient=coefficient,
+        )
+
+    def _check(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+        """Refuse losses and gradients that are not finite, before anything of them is kept."""
+        losses = state.ledger.losses
+        mean = mean_loss([losses[m] for m in sorted(losses)])
+        if not torch.isfinite(torch.tensor(mean)):
+            raise RunError(
+                f"step {state.step}: the loss is {mean}; nothing of this step was kept, the last "
+                "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data"
+            )
+        state.ledger.norms.update(self._operations.norms(instruction, slabs, state.step))
+
+    def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+        if instruction.operation is Operation.UPDATE:
+            ledger = state.update_ledger or state.ledger
+            if state.commit:
+                self._commits.commit_segment(instruction, slabs, state.update_step, ledger)
+            elif state.rewrite:
+                self._commits.write_segment(instruction, slabs, state.update_step, ledger)
+        elif instruction.operation is Operation.SETTLE and state.commit:
+            self._commits.settle_gradient(instruction, slabs, state.step, state.ledger)
+
+
+def global_norm(ledger: Ledger, order: list[str]) -> Tensor:
+    """Return the 2-norm over parameters in the model's order, from their own norms."""
+    norms = [ledger.norms[name] for name in order if name in ledger.norms]
+    return total_norm([torch.tensor(norm, dtype=torch.float32) for norm in norms])

@@ -1,0 +1,262 @@
+"""What each instruction does to the slabs it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from swaptrain.capture.capture import Captured
+from swaptrain.errors import RunError
+from swaptrain.execute.clipping import gradient_norm
+from swaptrain.execute.device import ComputeDevice
+from swaptrain.execute.layouts import Layouts, copy_into, view, views
+from swaptrain.execute.runner import Operands, Runner
+from swaptrain.execute.update import UpdateRule
+from swaptrain.memory.slab import Slab
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.state import array_of
+
+__all__ = ["Operations", "Slabs"]
+
+Slabs = Mapping[ObjectKey, Slab]
+
+
+class Operations:
+    """Computes on slabs; knows nothing of disk, commits or order."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        layouts: Layouts,
+        runner: Runner,
+        rule: UpdateRule,
+        device: ComputeDevice,
+    ) -> None:
+        self._captured, self._layouts = captured, layouts
+        self._model = captured.model
+        self._runner, self._rule, self.device = runner, rule, device
+
+    def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
+        """Put a micro-batch's tensors into their slabs."""
+        for key in instruction.writes:
+            copy_into(self._host_view(key, slabs), batch[key.name.removeprefix("batch.")])
+
+    def forward(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
+        """Run a forward; keep the buffers from before it when the segment mutates any."""
+        self.device.begin(instruction.segment)
+        self._keep_buffers(instruction, slabs)
+        operands = self._operands(instruction, slabs)
+        outputs = self._runner.forward(
+            instruction.segment, step, instruction.micro_batch, operands
+        )
+        self._put_buffers(instruction, slabs, operands)
+        self._store_outputs(instruction, slabs, outputs)
+
+    def evaluate(self, instruction: Instruction, slabs: Slabs) -> float | None:
+        """Run a forward in evaluation mode; return the loss where the segment makes it."""
+        self.device.begin(instruction.segment)
+        outputs = self._runner.evaluate(
+            instruction.segment, self._operands(instruction, slabs)
+        )
+        self._store_outputs(instruction, slabs, outputs)
+        loss = outputs.get(self._model.loss)
+        return None if loss is None else float(loss)
+
+    def backward(self, instruction: Instruction, slabs: Slabs, step: int) -> float | None:
+        """Recompute and propagate; return the loss where the segment makes it.
+
+        Parameter gradients are added to the segment's accumulator in float32, in the order of the
+        micro-batches; those of shared parameters become objects for their owner's backward.
+        """
+        k, m = instruction.segment, instruction.micro_batch
+        self.device.begin(k)
+        segment = self._model.segment(k)
+        operands = self._operands(instruction, slabs)
+        gradients: dict[str, Tensor] = {}
+        later: dict[str, Tensor] = {}
+        for key in instruction.reads:
+            if key.kind is Kind.GRADIENT:
+                name = key.name.removeprefix("parameter.")
+                incoming = name in segment.outputs and name == key.name
+                (gradients if incoming else later)[name] = self._fetch(key, slabs)
+        first = any(key.kind is Kind.ACCUMULATOR for key in instruction.writes)
+        sums = self._accumulators(instruction, slabs, read=not first)
+        partial = {
+            key.name.removeprefix("parameter."): key
+            for key in instruction.writes
+            if key.kind is Kind.GRADIENT and key.name.startswith("parameter.")
+        }
+        missing = set(sums) if first else set()
+
+        def sink(name: str, gradient: Tensor) -> None:
+            if name in partial:
+                copy_into(self._host_view(partial[name], slabs), gradient)
+            elif name in missing:
+                sums[name].copy_(gradient)
+                missing.discard(name)
+            else:
+                sums[name].add_(gradient)
+
+        inputs, loss = self._runner.backward(k, step, m, operands, gradients, later, sink)
+        for name in missing:  # nothing flowed into it in this micro-batch
+            sums[name].zero_()
+        for key in instruction.touches:
+            if key.kind is Kind.ACCUMULATOR:
+                for host, tensor in self._pairs(key, slabs):
+                    self.device.put(host, tensor)
+        if instruction.operation is Operation.TURN:
+            self._put_buffers(instruction, slabs, operands)
+        for key in instruction.writes:
+            if key.kind is Kind.GRADIENT and key.name in inputs:
+                gradient = inputs[key.name]
+                target = self._host_view(key, slabs)
+                if gradient is None:
+                    target.zero_()
+                else:
+                    copy_into(target, gradient)
+        self.device.synchronize()
+        return None if loss is None else float(loss)
+
+    def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> dict[str, float]:
+        """Return the 2-norm of each parameter's gradient; raise RunError where one is not finite.
+
+        Norms are taken of whole parameters in their own layout, as torch's clipping does.
+        """
+        norms: dict[str, float] = {}
+        for name, gradient in self._accumulators(instruction, slabs, read=True).items():
+            norm = float(gradient_norm(gradient))
+            if not math.isfinite(norm) and not bool(torch.isfinite(gradient).all()):
+                raise RunError(
+                    f"step {step}: the gradient of {name} (segment {instruction.segment}) is not "
+                    "finite; its segment was not updated. Lower optimizer.lr, set "
+                    "optimizer.clip_norm, or look at the data of this step"
+                )
+            norms[name] = norm
+        return norms
+
+    def update(
+        self,
+        instruction: Instruction,
+        slabs: Slabs,
+        *,
+        updates_before: int,
+        lr: float,
+        coefficient: Tensor | None,
+    ) -> None:
+        """Step the optimizer on every parameter that the segment owns, in place on its slabs."""
+        k = instruction.segment
+        self.device.begin(k)
+        state_keys = {key.name: key for key in instruction.changes}
+        arrays = {name: self._named(key, slabs) for name, key in state_keys.items()}
+        sums = self._accumulators(instruction, slabs, read=True)
+        for name in self._model.segment(k).owns:
+            parameter = self._model.parameters[name]
+            if not parameter.trainable:
+                continue
+            weights = arrays[array_of(parameter, self._layouts.compute_dtype)][name]
+            state = {
+                array: arrays[array][name]
+                for array in self._rule.state_tensors(parameter.tensor.shape)
+            }
+            gradient = sums[name]
+            if coefficient is not None:
+                gradient.mul_(coefficient)
+            if parameter.split:
+                self._rule.update_split(
+                    weights, arrays["remainder"][name], gradient, state,
+                    updates_before=updates_before, lr=lr, decay=parameter.decays,
+                )  # fmt: skip
+            else:
+                self._rule.update(
+                    weights, gradient, state,
+                    updates_before=updates_before, lr=lr, decay=parameter.decays,
+                )  # fmt: skip
+        for name, key in state_keys.items():
+            if name.startswith("buffers_"):
+                continue
+            for host, tensor in self._pairs(key, slabs):
+                self.device.put(host, tensor)
+        self.device.synchronize()
+
+    def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
+        segment = self._model.segment(instruction.segment)
+        owner = self._model.owner
+        parameters: dict[str, Tensor] = {}
+        tables: dict[ObjectKey, dict[str, Tensor]] = {}
+        for name in segment.parameters:
+            array = array_of(self._model.parameters[name], self._layouts.compute_dtype)
+            key = ObjectKey(Kind.STATE, array, owner[name])
+            if key not in tables:
+                tables[key] = self._views(key, slabs)
+            parameters[name] = self.device.fetch(key, name, tables[key][name])
+        values = {
+            key.name: self._fetch(key, slabs)
+            for key in instruction.reads
+            if key.kind is Kind.VALUE and not key.name.startswith("before.")
+        }
+        return Operands(parameters, self._buffers(instruction, slabs), values)
+
+    def _buffers(self, instruction: Instruction, slabs: Slabs) -> dict[str, Tensor]:
+        """Return the mutated buffers: the live ones, or copies of what a recomputation starts from.
+
+        An evaluation reads them and changes nothing.
+        """
+        buffers: dict[str, Tensor] = {}
+        for key in instruction.touches:
+            if key.kind is Kind.STATE and key.name.startswith("buffers_"):
+                buffers.update(self._named(key, slabs))
+        for key in instruction.reads:
+            if key.name.startswith("before."):
+                copies = self._views(key, slabs)
+                buffers.update({n: t.to(self.device.device, copy=True) for n, t in copies.items()})
+        return buffers
+
+    def _keep_buffers(self, instruction: Instruction, slabs: Slabs) -> None:
+        for key in instruction.writes:
+            if key.name.startswith("before."):
+                source = ObjectKey(Kind.STATE, key.name.removeprefix("before."), key.segment)
+                slabs[key].memory[:] = slabs[source].memory
+
+    def _put_buffers(self, instruction: Instruction, slabs: Slabs, operands: Operands) -> None:
+        for key in instruction.changes:
+            if key.kind is Kind.STATE:
+                for name, target in self._views(key, slabs).items():
+                    self.device.put(target, operands.buffers[name])
+        self.device.synchronize()
+
+    def _store_outputs(
+        self, instruction: Instruction, slabs: Slabs, outputs: Mapping[str, Tensor]
+    ) -> None:
+        for key in instruction.writes:
+            if not key.name.startswith("before."):
+                copy_into(self._host_view(key, slabs), outputs[key.name])
+
+    def _accumulators(
+        self, instruction: Instruction, slabs: Slabs, *, read: bool
+    ) -> dict[str, Tensor]:
+        for key in instruction.touches:
+            if key.kind is Kind.ACCUMULATOR:
+                return self._named(key, slabs, read=read)
+        return {}
+
+    def _named(self, key: ObjectKey, slabs: Slabs, *, read: bool = True) -> dict[str, Tensor]:
+        return {
+            name: self.device.fetch(key, name, host, read=read)
+            for name, host in self._views(key, slabs).items()
+        }
+
+    def _pairs(self, key: ObjectKey, slabs: Slabs) -> Iterator[tuple[Tensor, Tensor]]:
+        for name, host in self._views(key, slabs).items():
+            yield host, self.device.fetch(key, name, host)
+
+    def _fetch(self, key: ObjectKey, slabs: Slabs) -> Tensor:
+        return self.device.fetch(key, "", self._host_view(key, slabs))
+
+    def _views(self, key: ObjectKey, slabs: Slabs) -> dict[str, Tensor]:
+        return views(self._layouts.array(key), slabs[key])
+
+    def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
+        return view(self._layouts.array(key), slabs[key])

@@ -1,0 +1,53 @@
+"""SIGINT and SIGTERM: the first stops after the instruction in progress, the second at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from swaptrain.errors import StoppedBySignal
+from swaptrain.program.instructions import Instruction
+
+__all__ = ["StopRequest"]
+
+
+class StopRequest:
+    """Listens to the two signals while it is entered; does nothing outside the main thread.
+
+    Stopping at once is safe at any moment: that is what the commits are for.
+    """
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self._requested: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._take) for number in self._SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self, instruction: Instruction, segments: int) -> None:
+        """Raise StoppedBySignal after an instruction if a signal came."""
+        if self._requested is not None:
+            raise StoppedBySignal(
+                self._requested,
+                f"stopped after {instruction.operation} of segment "
+                f"{instruction.segment}/{segments}; run the same command to go on",
+            )
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._requested is not None:
+            os._exit(128 + number)
+        self._requested = number
+        sys.stderr.write("stopping after the instruction in progress, press again to stop at once\n")
+        sys.stderr.flush()

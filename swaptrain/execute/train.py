@@ -1,0 +1,348 @@
+"""The command that trains: starts a run, or goes on with it where it stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from swaptrain.config import Config, check_resume, load_config
+from swaptrain.data import Batches, open_data, open_eval, open_example
+from swaptrain.errors import ConfigError
+from swaptrain.execute.build import BuiltModel, Factory, build, cast_batch, model_factory
+from swaptrain.execute.commits import Commits
+from swaptrain.execute.create import Creation, disk_bytes, open_slots
+from swaptrain.execute.device import open_device
+from swaptrain.execute.executor import Executor
+from swaptrain.execute.home import StoreHome
+from swaptrain.execute.planning import Plan, make_plan
+from swaptrain.execute.resume import find_position
+from swaptrain.execute.stopping import StopRequest
+from swaptrain.execute.training import Evaluation, Training
+from swaptrain.execute.trees import Trees
+from swaptrain.execute.update import UpdateRule
+from swaptrain.memory.slab import Pool
+from swaptrain.memory.tier import Tier
+from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.progress import Progress
+from swaptrain.program.instructions import Instruction
+from swaptrain.store.commit import Committer
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.files import write_aside
+from swaptrain.store.lock import RunLock
+from swaptrain.store.recovery import flush_everything
+from swaptrain.store.root import RootRecord, create_root, free_bytes, read_root, refuse_tmpfs
+from swaptrain.store.slots import Slots
+from swaptrain.units import format_size
+
+__all__ = ["train"]
+
+
+def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -> None:
+    """Train as `config` says, from the beginning or from where its run directory stopped.
+
+    Raises ConfigError before anything is written when something is wrong with the input, RunError
+    when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
+    """
+    run_dir = config.run.dir
+    recorded = None if fresh else _recorded_config(run_dir)
+    if recorded is not None:
+        config = check_resume(recorded, config, accept_change=accept_change)
+    config = config.resolved()
+    with Progress(host_budget_bytes=config.memory.host) as progress, StopRequest() as stop:
+        root = None if fresh else read_root(run_dir)
+        if root is not None and _is_finished(run_dir, root, config):
+            progress.finish(_finished_text(run_dir, config))
+            return
+        prepared = _Prepared(config, root, progress)
+        with RunLock(run_dir):
+            if fresh:
+                _start_over(run_dir)
+            run = _OpenRun(config, prepared, root, progress, stop, fresh=fresh)
+            with run:
+                run.training.run()
+                run.finish()
+        progress.finish(_finished_text(run_dir, config))
+
+
+class _Prepared:
+    """What is decided before a byte is written: model, cut, budgets."""
+
+    def __init__(self, config: Config, root: RootRecord | None, progress: Progress) -> None:
+        refuse_tmpfs(config.run.dir)
+        for path in config.store.paths or ():
+            refuse_tmpfs(path)
+        self.threads = _set_threads(config, root, progress)
+        self.device = open_device(config.device, config.memory.device)
+        self.factory: Factory = model_factory(config)
+        example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
+        self.rule = UpdateRule(
+            name=config.optimizer.name,
+            lr=config.optimizer.lr,
+            weight_decay=config.optimizer.weight_decay,
+            arguments=config.optimizer.arguments,
+        )
+        progress.note(f"capturing {self.factory.description}")
+        self.built: BuiltModel = build(config, self.factory, example)
+        self.plan: Plan = make_plan(
+            config,
+            self.built,
+            self.rule,
+            self.device,
+            cast_batch(example, config.model.dtype),
+            recorded_cuts=root.choices["cuts"] if root is not None else None,
+        )
+        if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
+            raise ConfigError(
+                f"{config.run.dir} holds another model than the config now gives: the code of the "
+                "model or the version of torch or transformers has changed since. Restore it, or "
+                "start over with --fresh"
+            )
+
+
+class _OpenRun:
+    """A run directory that is open for writing, and everything that trains in it."""
+
+    def __init__(
+        self,
+        config: Config,
+        prepared: _Prepared,
+        root: RootRecord | None,
+        progress: Progress,
+        stop: StopRequest,
+        *,
+        fresh: bool,
+    ) -> None:
+        self._config, self._prepared, self._progress = config, prepared, progress
+        plan, run_dir = prepared.plan, config.run.dir
+        self._run_dir = run_dir
+        trees = config.store.commit_every > 1
+        self._io = DirectIO(on_fallback=progress.note)
+        self._home = StoreHome(
+            run_dir, plan.layouts, self._io, micro_batches=config.data.micro_batches
+        )
+        if root is None:
+            self._check_disk(trees)
+        write_aside(run_dir / "config.yaml", config.resolved_yaml().encode())
+        data, evaluation = self._open_data(fresh)
+        flush_everything(run_dir)
+        self._slots = Slots(run_dir, config.store.paths, trees=trees)
+        open_slots(self._slots, plan.layouts, plan, spares=True, trees=trees)
+        creation = Creation(run_dir, plan, self._slots, self._home, self._io)
+        if root is None:
+            root = self._create(creation, trees)
+        else:
+            creation.open()
+        prepared.built.construction.forget()
+        pool = Pool(plan.pool_bytes)
+        tier = Tier(pool, self._home)
+        self._committer = Committer(self._io, self._slots)
+        self._home.barrier = self._committer.drain
+        commits = Commits(
+            plan.layouts,
+            self._home,
+            tier,
+            self._committer,
+            fingerprint=plan.captured.model.fingerprint,
+        )
+        position = find_position(
+            plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
+        )
+        self._metrics = MetricsFile(run_dir / "metrics.jsonl")
+        segments = len(plan.captured.model.segments)
+        steps = config.train.steps
+        step = position.decision.step
+
+        def tick(instruction: Instruction) -> None:
+            if instruction.segment:
+                progress.tick(
+                    step, _PHASES[instruction.operation], instruction.segment - 1, segments
+                )
+            stop.check(instruction, segments)
+
+        self.training = Training(
+            config=config,
+            plan=plan,
+            data=data,
+            evaluation=evaluation,
+            executor=Executor(tier, plan.operations, commits, tick=tick),
+            commits=commits,
+            tier=tier,
+            pool=pool,
+            io=self._io,
+            metrics=self._metrics,
+            position=position,
+            trees=Trees(self._slots, self._home, tier, commits, root) if trees else None,
+            report=progress.step_done,
+            floor_s=lambda read_bytes, write_bytes, compute_s: None,
+        )
+        if self.training.trees is not None:
+            self.training.trees.last_step = steps
+        progress.note(self._summary(plan))
+        progress.start(steps, step, segments)
+
+    def __enter__(self) -> _OpenRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._committer.close()
+        self._io.close()
+        self._metrics.close()
+
+    def finish(self) -> None:
+        """Delete what only training needs: spares, values, hand-offs."""
+        self._committer.drain()
+        if self._config.store.commit_every == 1:
+            self._slots.delete_free()
+        shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
+
+    def _open_data(self, fresh: bool) -> tuple[Batches, Evaluation | None]:
+        config, vocabulary = self._config, self._prepared.factory.vocabulary
+        data = open_data(
+            config.data,
+            seed=config.train.seed,
+            run_dir=self._run_dir,
+            model_vocabulary=vocabulary,
+            fresh=fresh,
+            note=self._progress.note,
+        )
+        if config.eval is None:
+            return data, None
+        held_out = open_eval(
+            config.eval,
+            config.data,
+            run_dir=self._run_dir,
+            model_vocabulary=vocabulary,
+            like=data,
+            note=self._progress.note,
+        )
+        return data, Evaluation(held_out, config.eval.every, config.eval.batches)
+
+    def _check_disk(self, trees: bool) -> None:
+        needed = disk_bytes(self._prepared.plan, self._home, trees=trees)
+        free = free_bytes(self._run_dir)
+        if not self._config.store.paths and needed > free:
+            raise ConfigError(
+                f"{self._run_dir}: the run needs {format_size(needed)} of disk, "
+                f"{format_size(free)} are free: make room, or set run.dir to another disk"
+            )
+
+    def _create(self, creation: Creation, trees: bool) -> RootRecord:
+        plan, model = self._prepared.plan, self._prepared.plan.captured.model
+        self._progress.note(
+            f"writing {model.parameter_count:,} initial weights to {self._run_dir}"
+        )
+        creation.write(self._prepared.built.construction, lambda _: None, trees=trees)
+        root = RootRecord(
+            fingerprint=model.fingerprint,
+            segments=[
+                {
+                    "segment": segment.index,
+                    "unit": segment.unit,
+                    "isomorphism": segment.isomorphism,
+                    "parameters": list(segment.owns),
+                }
+                for segment in model.segments
+            ],
+            commit_every=self._config.store.commit_every,
+            choices={
+                "cuts": plan.cuts,
+                "threads": self._prepared.threads,
+                "dtype": self._config.model.dtype,
+                "torch": torch.__version__,
+                "update_device": str(self._prepared.device.device),
+            },
+        )
+        if trees:
+            create_root(self._run_dir, root, tree="a")
+            self._slots.switch_tree()
+        else:
+            create_root(self._run_dir, root)
+        return root
+
+    def _summary(self, plan: Plan) -> str:
+        model = plan.captured.model
+        return (
+            f"{model.parameter_count:,} parameters in {len(model.segments)} segments; "
+            f"base {format_size(plan.base_bytes)}, memory.host "
+            f"{format_size(self._config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "
+            f"{format_size(plan.arena_bytes)} for computing"
+        )
+
+
+_PHASES = {
+    "load": "forward",
+    "forward": "forward",
+    "turn": "backward",
+    "backward": "backward",
+    "settle": "update",
+    "update": "update",
+    "evaluate": "eval",
+}
+
+
+def _set_threads(config: Config, root: RootRecord | None, progress: Progress) -> int:
+    """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it."""
+    available = len(os.sched_getaffinity(0))
+    recorded: int | None = root.choices["threads"] if root is not None else None
+    threads = recorded or config.train.threads or available
+    if recorded is not None and recorded > available:
+        progress.note(
+            f"the run was begun with {recorded} threads and this machine has {available} cores: "
+            "it goes on with as many threads, slower, so that the bits stay the same"
+        )
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _recorded_config(run_dir: Path) -> Config | None:
+    path = run_dir / "config.yaml"
+    return load_config(path, ()) if path.exists() else None
+
+
+def _is_finished(run_dir: Path, root: RootRecord, config: Config) -> bool:
+    """Whether every segment is at the last step and nothing is left to be deleted or written."""
+    if (run_dir / "spill").exists():
+        return False
+    slots = Slots(run_dir, config.store.paths, trees=root.commit_every > 1)
+    links = [
+        k
+        for k in range(1, len(root.segments) + 1)
+        if (run_dir / "store" / "segments" / f"{k:03d}").is_symlink()
+    ]
+    versions = {slots.live(k).read_record()["version"] for k in links}
+    return versions == {config.train.steps}
+
+
+def _start_over(run_dir: Path) -> None:
+    """Delete what a run wrote into its directory, and nothing else; the lock is held."""
+    for name in ("store", "trees", "slots", "static", "spill", "data", "scratch"):
+        path = run_dir / name
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            for slot in path.glob("*") if name == "slots" else ():
+                if slot.is_symlink():
+                    shutil.rmtree(slot.resolve(), ignore_errors=True)
+            shutil.rmtree(path)
+    for name in ("metrics.jsonl", "config.yaml"):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def _finished_text(run_dir: Path, config: Config) -> str:
+    command: Sequence[str] = ("python", "-m", "swaptrain")
+    start = " ".join(command)
+    return (
+        f"finished: step {config.train.steps} of {config.train.steps} is in {run_dir}\n"
+        f"  look at it     {start} inspect {run_dir}\n"
+        f"  take weights   {start} export {run_dir} --to {run_dir}/weights.safetensors\n"
+        f"  go on          the same command with train.steps={2 * config.train.steps}"
+    )
+
+
+if sys.platform != "linux":  # O_DIRECT, flock, /proc
+    raise ConfigError("swaptrain runs on Linux")

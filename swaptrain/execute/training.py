@@ -1,0 +1,256 @@
+"""The steps of an open run: programs one after the other, commits behind them, one line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swaptrain.config import Config
+from swaptrain.data.batches import Batches
+from swaptrain.errors import StoppedBySignal
+from swaptrain.execute.build import cast_batch
+from swaptrain.execute.clipping import mean_loss
+from swaptrain.execute.commits import Commits
+from swaptrain.execute.executor import Executor, StepState, global_norm
+from swaptrain.execute.planning import Plan
+from swaptrain.execute.resume import Position
+from swaptrain.execute.schedule import learning_rate
+from swaptrain.execute.trees import Trees
+from swaptrain.memory.slab import Pool
+from swaptrain.memory.tier import Tier
+from swaptrain.observe.metrics import MetricsFile, StepMetrics
+from swaptrain.program.instructions import Program
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.recovery import Action
+
+__all__ = ["Evaluation", "Training"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out data and when to look at it."""
+
+    data: Batches
+    every: int
+    batches: int
+
+
+@dataclass
+class Training:
+    """Everything that a step needs, and the position of the run."""
+
+    config: Config
+    plan: Plan
+    data: Batches
+    evaluation: Evaluation | None
+    executor: Executor
+    commits: Commits
+    tier: Tier
+    pool: Pool
+    io: DirectIO
+    metrics: MetricsFile
+    position: Position
+    trees: Trees | None
+    report: Callable[[StepMetrics], None]
+    floor_s: Callable[[int, int, float], float | None]
+    """From bytes read, bytes written and compute seconds to the least seconds of a step."""
+
+    def run(self) -> None:
+        """Run all steps that are left; when it returns, everything is durable and nothing pends."""
+        decision = self.position.decision
+        self._complete_metrics(decision.done)
+        self._pending: tuple[int, ...] = decision.pending
+        self._ledger = self.position.ledger
+        step = decision.step
+        top = decision.segment if decision.action is Action.CONTINUE else None
+        if top is not None:
+            self.commits.adopt_handoff(self.position.handoff)
+        try:
+            while step <= self.config.train.steps:
+                self._step(step, top)
+                step, top = step + 1, None
+        except StoppedBySignal:
+            self._flush_rest()
+            self.commits.drain()
+            raise
+        self._flush(step - 1)
+        self.commits.drain()
+        self.tier.drain()
+
+    def _step(self, step: int, top: int | None) -> None:
+        builder, deferred = self.plan.builder, self.plan.builder.deferred
+        begun = time.perf_counter()
+        counters = _Counters.of(self)
+        program = builder.step(pending_updates=self._pending, top=top)
+        self._running = state = self._state(step)
+        if top is not None:
+            state.ledger = self._ledger
+        self.executor.run(program, state, self._following(step))
+        norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
+        self._ledger = state.ledger
+        if deferred:
+            self._pending = tuple(self.plan.layouts.accumulators)
+        if self.trees is not None and self.trees.commits(step):
+            self._flush(step)
+            self.trees.switch(step)
+        losses = state.ledger.in_order()
+        moved = _Counters.of(self) - counters
+        step_s = time.perf_counter() - begun
+        row = StepMetrics(
+            step=step,
+            loss=mean_loss(losses),
+            lr=self._lr(step),
+            grad_norm=float(norm),
+            tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
+            step_s=step_s,
+            compute_s=state.compute_s,
+            update_s=state.update_s,
+            io_wait_s=moved.wait_s,
+            read_bytes=moved.read_bytes,
+            write_bytes=moved.write_bytes,
+            cache_hit_fraction=moved.hit_fraction,
+            peak_host_bytes=self._peak_host_bytes(),
+            peak_device_bytes=self.plan.operations.device.peak_bytes(),
+            roofline_fraction=self._roofline(moved, state, step_s),
+            eval_loss=self._evaluate(step),
+            resumed=top is not None,
+        )
+        self.commits.then(lambda: self.metrics.append(row))
+        self.report(row)
+
+    def _state(self, step: int) -> StepState:
+        """Return what a step's instructions mean; a deferred update is the one of the step before."""
+        update_step = step - 1 if self.plan.builder.deferred else step
+        clip = self.config.optimizer.clip_norm
+        pending = bool(self._pending)
+        return StepState(
+            step=step,
+            load=lambda m: self._batch(self.data, step, m),
+            update_step=update_step,
+            lr=self._lr(update_step) if update_step else 0.0,
+            update_norm=global_norm(self._ledger, list(self.plan.captured.model.parameters))
+            if pending
+            else None,
+            clip_norm=clip,
+            update_ledger=self._ledger if pending else None,
+            commit=self.trees is None,
+            rewrite=self.trees is not None
+            and not self.plan.builder.deferred
+            and self.trees.commits(step),
+        )
+
+    def _flush(self, step: int) -> None:
+        """Do the updates of `step` that are pending: before evaluation, export and the end."""
+        if not self._pending:
+            return
+        state = self._state(step + 1)
+        state.rewrite = self.trees is not None and self.trees.commits(step)
+        self.executor.run(self.plan.builder.flush(self._pending), state)
+        self._pending = ()
+
+    def _flush_rest(self) -> None:
+        """Before stopping in a forward: do the pending updates that it has not come to."""
+        rest = [k for k in self._pending if k not in self._running.updated]
+        if rest:
+            self._running.updated.update(rest)
+            self.executor.run(self.plan.builder.flush(rest), self._running, quiet=True)
+
+    def _complete_metrics(self, done: int) -> None:
+        """Cut lines of steps that will be done again; write the last one's if a kill lost it."""
+        self.metrics.cut_after(done)
+        losses = self.position.finished.in_order()
+        if done and (self.metrics.last_step() or 0) < done and losses:
+            norm = global_norm(self.position.finished, list(self.plan.captured.model.parameters))
+            row = StepMetrics(
+                step=done,
+                loss=mean_loss(losses),
+                lr=self._lr(done),
+                grad_norm=float(norm),
+                tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
+                step_s=0.0,
+                resumed=True,
+            )
+            self.metrics.append(row)
+
+    def _evaluate(self, step: int) -> float | None:
+        """Return the held-out loss after `step` when it is due."""
+        evaluation = self.evaluation
+        if evaluation is None or step % evaluation.every:
+            return None
+        self._flush(step)
+        data, batches = evaluation.data, evaluation.batches
+        program = self.plan.builder.evaluation(batches)
+        state = StepState(
+            step=step,
+            load=lambda m: self._batch(data, 1, m),
+            update_step=step,
+            lr=0.0,
+        )
+        self.executor.run(program, state, self._following(step))
+        return mean_loss(state.ledger.in_order())
+
+    def _following(self, step: int) -> Program:
+        if step >= self.config.train.steps:
+            return ()
+        pending: Sequence[int] = ()
+        if self.plan.builder.deferred:
+            pending = tuple(self.plan.layouts.accumulators)
+        return self.plan.builder.step(pending_updates=pending)
+
+    def _batch(self, data: Batches, step: int, m: int) -> Mapping[str, Tensor]:
+        return cast_batch(data.batch(step, m), self.config.model.dtype)
+
+    def _lr(self, step: int) -> float:
+        optimizer = self.config.optimizer
+        return learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
+
+    def _peak_host_bytes(self) -> int:
+        from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak
+
+        peak = peak_resident_bytes() - self.plan.base_bytes
+        reset_peak()
+        return max(peak, 0)
+
+    def _roofline(self, moved: _Counters, state: StepState, step_s: float) -> float | None:
+        floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s + state.update_s)
+        return None if floor_s is None else min(1.0, floor_s / step_s)
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """Cumulative counts at one moment, or their difference."""
+
+    wait_s: float
+    read_bytes: int
+    write_bytes: int
+    needed_bytes: int
+    missed_bytes: int
+
+    @classmethod
+    def of(cls, training: Training) -> _Counters:
+        tier = training.tier.counters
+        return cls(
+            tier.wait_s,
+            training.io.read_bytes,
+            training.io.write_bytes,
+            tier.needed_bytes,
+            tier.missed_bytes,
+        )
+
+    def __sub__(self, other: _Counters) -> _Counters:
+        return _Counters(
+            self.wait_s - other.wait_s,
+            self.read_bytes - other.read_bytes,
+            self.write_bytes - other.write_bytes,
+            self.needed_bytes - other.needed_bytes,
+            self.missed_bytes - other.missed_bytes,
+        )
+
+    @property
+    def hit_fraction(self) -> float | None:
+        if not self.needed_bytes:
+            return None
+        return max(0.0, 1 - self.missed_bytes / self.needed_bytes)

@@ -1,0 +1,284 @@
+"""The update of one parameter: torch's own optimizer, given views of the state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from swaptrain.errors import ConfigError
+from swaptrain.execute.clipping import clip_coefficient, gradient_norm, mean_loss, total_norm
+from swaptrain.execute.master import join, split, storage_order
+from swaptrain.execute.optimizers import (
+    ELEMENTWISE,
+    StateShapes,
+    optimizer_arguments,
+    optimizer_class,
+    takes_argument,
+)
+
+__all__ = [
+    "UpdateRule",
+    "clip_coefficient",
+    "gradient_norm",
+    "mean_loss",
+    "total_norm",
+]
+
+# Elements of a block: 4 MiB of float32 stays in a CPU's cache; a GPU wants fewer launches. Blocks
+# of a fused step give the bits of the whole only if they start at multiples of 16 elements.
+CPU_BLOCK_ELEMENTS = 1 << 20
+ACCELERATOR_BLOCK_ELEMENTS = 1 << 24
+
+
+class UpdateRule:
+    """How one parameter is updated: torch's own optimizer, given views of the state.
+
+    One optimizer object serves every parameter: for each call it gets the parameter, its gradient
+    and its state, and forgets them afterwards. So it holds no memory of its own but a scratch block
+    for split masters, and it is not safe to call from several threads at once.
+    """
+
+    fused: bool
+    """Whether torch's fused implementation is used: wherever the class has one."""
+
+    elementwise: bool
+    """Whether a parameter may be stepped in blocks, with the bits of the step on the whole."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        lr: float,
+        weight_decay: float | None,
+        arguments: Mapping[str, object],
+    ) -> None:
+        """Look up `name` in torch.optim; a `weight_decay` of None leaves the class's default.
+
+        Raises:
+            ConfigError: unknown or unusable optimizer, unknown argument, or a value torch refuses.
+        """
+        cls = optimizer_class(name)
+        chosen = optimizer_arguments(cls, weight_decay=weight_decay, arguments=arguments)
+        # Typed as Any: the constructors of the classes have no common signature.
+        constructor: Any = cls
+
+        def make(parameters: list[Tensor]) -> Optimizer:
+            optimizer: Optimizer = constructor(parameters, lr=lr, **chosen)
+            return optimizer
+
+        try:
+            optimizer = make([torch.zeros(2, 3)])
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise ConfigError(f"optimizer: torch.optim.{cls.__name__} refuses: {error}") from error
+        self.fused = chosen.get("fused") is True
+        self.elementwise = cls.__name__ in ELEMENTWISE
+        self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
+        self._decays = takes_argument(cls, "weight_decay")
+        self._optimizer = optimizer
+        self._group = optimizer.param_groups[0]
+        self._group["params"] = []
+        self._shapes = StateShapes(make)
+        self._scratch: dict[torch.device, Tensor] = {}
+
+    def state_tensors(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return name and shape of each float32 state tensor of a parameter of this shape.
+
+        torch's `step` is not among them: it is the number of updates made before.
+
+        Raises:
+            ConfigError: the optimizer cannot update such a parameter.
+        """
+        return self._shapes.shapes(shape)
+
+    def scratch_bytes(
+        self, shape: tuple[int, ...], *, split: bool, device: torch.device | str = "cpu"
+    ) -> int:
+        """Return a bound of what an update of such a parameter allocates beyond its arguments.
+
+        Measured in copies of a block, or of the parameter where it must be stepped whole: those of
+        the state that torch creates in the first step, the joined master, and temporaries.
+        """
+        states = self.state_tensors(shape).values()
+        elements = math.prod(shape)
+        if self.elementwise:
+            block = block_elements(torch.device(device))
+            # The joined master's block is allocated in full, and kept, however small the parameter.
+            master_elements = block if split else 0
+            elements = min(elements, block)
+            copies = len(states) + (0 if self.fused else 3)
+        else:
+            master_elements = elements if split else 0
+            copies = len(states) + 4
+        small_bytes = 4 * 64
+        return 4 * (master_elements + copies * elements) + small_bytes
+
+    def update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        *,
+        updates_before: int,
+        lr: float,
+        decay: bool,
+    ) -> None:
+        """Update a whole float32 `parameter` and its `state` in place.
+
+        `gradient` is float32 with the parameter's shape and strides. `state` has the names and
+        numbers of elements of `state_tensors`, dense and in any shape; what has the parameter's
+        shape lies in the parameter's order of memory. With `updates_before` 0 the contents of
+        `state` are ignored and filled. `decay=False` means no weight decay.
+        """
+        self._begin(lr=lr, decay=decay)
+        views = self._state_views(parameter, state)
+        small = parameter.numel() <= block_elements(parameter.device)
+        # A first step allocates all of the state, and an unfused one temporaries of its size:
+        # in blocks both are bounded.
+        if small or not self.elementwise or (self.fused and updates_before > 0):
+            check_layout(parameter, gradient)
+            self._step(parameter, gradient, views, updates_before)
+            return
+        flat = storage_order(parameter)
+        for block, block_gradient, block_state in self._blocks(parameter, gradient, views):
+            self._step(flat[block], block_gradient, block_state, updates_before)
+
+    def update_split(
+        self,
+        hi: Tensor,
+        lo: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        *,
+        updates_before: int,
+        lr: float,
+        decay: bool,
+    ) -> None:
+        """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
+
+        `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
+        elements in the same order of memory; the rest as for `update`.
+        """
+        self._begin(lr=lr, decay=decay)
+        views = self._state_views(hi, state)
+        if not self.elementwise:
+            master = torch.empty_like(hi, dtype=torch.float32)
+            check_layout(master, gradient)
+            join(hi, lo, master)
+            self._step(master, gradient, views, updates_before)
+            split(master, hi, lo, consume=True)
+            return
+        hi_flat, lo_flat = storage_order(hi), storage_order(lo)
+        scratch = self._scratch_block(hi.device)
+        for block, block_gradient, block_state in self._blocks(hi, gradient, views):
+            master = scratch[: block_gradient.numel()]
+            join(hi_flat[block], lo_flat[block], master)
+            self._step(master, block_gradient, block_state, updates_before)
+            split(master, hi_flat[block], lo_flat[block], consume=True)
+
+    def _begin(self, *, lr: float, decay: bool) -> None:
+        """Set what is the same for all blocks of a call."""
+        self._group["lr"] = lr
+        if self._decays:
+            self._group["weight_decay"] = self.weight_decay if decay else 0.0
+
+    def _step(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], updates_before: int
+    ) -> None:
+        """Make one step of torch's optimizer on one tensor, and leave the result in the views."""
+        subject = parameter.detach()
+        subject.grad = gradient.detach()
+        optimizer = self._optimizer
+        self._group["params"] = [subject]
+        if updates_before > 0:
+            given: dict[str, Any] = dict(state)
+            if self._shapes.keeps_step(parameter.dim()):
+                device = parameter.device if self.fused else None
+                given["step"] = torch.tensor(
+                    float(updates_before), dtype=torch.float32, device=device
+                )
+            optimizer.state[subject] = given
+        try:
+            optimizer.step()
+            after = optimizer.state[subject]
+            for name, view in state.items():
+                # Made by torch in the first step; or replaced instead of updated in place.
+                if after[name].data_ptr() != view.data_ptr():
+                    view.copy_(after[name])
+        finally:
+            # Nothing of the caller's may be kept alive, or overwritten by the next call.
+            optimizer.state.clear()
+            self._group["params"] = []
+
+    def _state_views(self, parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `state` in the shapes that torch has it in, in the parameter's layout."""
+        views = {}
+        for name, shape in self.state_tensors(tuple(parameter.shape)).items():
+            flat = storage_order(state[name])
+            if shape == tuple(parameter.shape):
+                views[name] = flat.as_strided(shape, parameter.stride(), flat.storage_offset())
+            else:
+                views[name] = flat.view(shape)
+        return views
+
+    def _blocks(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> list[tuple[slice, Tensor, dict[str, Tensor]]]:
+        """Return the blocks of an elementwise update: where it is, its gradient, its state.
+
+        A scalar of the state (the product that NAdam keeps) is for the whole parameter, and every
+        block changes it: all blocks but the last work on copies.
+        """
+        check_layout(parameter, gradient)
+        flat_gradient = storage_order(gradient)
+        flat_state = {
+            name: view if view.shape != parameter.shape else storage_order(view)
+            for name, view in state.items()
+        }
+        count, size = parameter.numel(), block_elements(parameter.device)
+        blocks = []
+        for start in range(0, max(1, count), size):
+            block = slice(start, min(start + size, count))
+            last = block.stop == count
+            of_block = {}
+            for name, view in flat_state.items():
+                if view.dim() > 0:
+                    of_block[name] = view[block]
+                else:
+                    of_block[name] = view if last else view.clone()
+            blocks.append((block, flat_gradient[block], of_block))
+        return blocks
+
+    def _scratch_block(self, device: torch.device) -> Tensor:
+        """Return the float32 block that masters are joined in, made once per device."""
+        if device not in self._scratch:
+            self._scratch[device] = torch.empty(
+                block_elements(device), dtype=torch.float32, device=device
+            )
+        return self._scratch[device]
+
+
+def block_elements(device: torch.device) -> int:
+    """Return the number of elements of a block on this device, a multiple of 16."""
+    return CPU_BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_BLOCK_ELEMENTS
+
+
+def check_layout(parameter: Tensor, gradient: Tensor) -> None:
+    """Raise ValueError unless the gradient has the parameter's shape and strides.
+
+    torch's fused kernels walk memory and do not look at strides: they would mix up elements.
+    """
+    same = parameter.shape == gradient.shape and all(
+        size == 1 or a == b
+        for size, a, b in zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
+    )
+    if not same:
+        raise ValueError(
+            f"a gradient of shape {tuple(gradient.shape)} and strides {gradient.stride()} for a "
+            f"parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}: give "
+            "it the parameter's layout"
+        )

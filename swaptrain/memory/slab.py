@@ -1,0 +1,223 @@
+"""A byte budget of aligned memory: slabs that are taken, given back and reused."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swaptrain.errors import SwaptrainError
+from swaptrain.units import format_size
+
+__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab"]
+
+PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 * 2**20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
+
+PinCallback = Callable[[int, int], None]
+"""Called with the address and the bytes of a mapping."""
+
+
+class PoolExhausted(SwaptrainError):
+    """A slab was asked for that the budget has no room for; what is in use must go first."""
+
+    def __init__(self, needed_bytes: int, live_bytes: int, budget_bytes: int) -> None:
+        self.needed_bytes, self.live_bytes, self.budget_bytes = (
+            needed_bytes,
+            live_bytes,
+            budget_bytes,
+        )
+        super().__init__(
+            f"{format_size(needed_bytes)} are needed, and {format_size(live_bytes)} of the pool's "
+            f"{format_size(budget_bytes)} are in use: raise memory.host by "
+            f"{format_size(live_bytes + needed_bytes - budget_bytes)} or more"
+        )
+
+
+@dataclass(eq=False)
+class _Mapping:
+    """One anonymous mapping; `start` is where the aligned part begins."""
+
+    memory: mmap.mmap
+    start: int
+    nbytes: int
+
+    def view(self) -> NDArray[np.uint8]:
+        """Return the whole aligned part as a new array, which every later view refers to."""
+        return np.frombuffer(self.memory, np.uint8, self.nbytes, self.start)
+
+    @property
+    def address(self) -> int:
+        return int(self.view().ctypes.data)
+
+
+class Slab:
+    """A piece of memory that belongs to its holder until it is given back to the pool.
+
+    Views (`memory`, `tensor`) share the memory without a copy and keep it mapped while they live.
+    """
+
+    def __init__(self, mapping: _Mapping) -> None:
+        self._mapping = mapping
+        self._view: NDArray[np.uint8] | None = mapping.view()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, a multiple of 4096."""
+        return self._mapping.nbytes
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes, writable; the first one lies on a multiple of 4096."""
+        return self._array().data
+
+    def tensor(self, dtype: torch.dtype, numel: int, offset_bytes: int = 0) -> torch.Tensor:
+        """Return a 1-D tensor of `numel` elements that starts at `offset_bytes`."""
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._array(), dtype=dtype, count=numel, offset=offset_bytes)
+
+    def _array(self) -> NDArray[np.uint8]:
+        if self._view is None:
+            raise ValueError("the slab was given back to its pool")
+        return self._view
+
+
+class Pool:
+    """Slabs whose bytes, in use and kept for reuse together, never exceed a budget.
+
+    `held_bytes` is what is mapped (and touched, so resident): `live_bytes`, which is in use, and
+    free slabs, which wait for a `take` of exactly their size and are unmapped, the longest unused
+    first, when another size needs the room. A slab that was given back while a view of it is still
+    alive somewhere counts as in use until the last view is gone: it is neither reused (the view
+    would change under its holder) nor unmapped (reading it would crash).
+
+    `pin` and `unpin` are called after a mapping is made and before it is undone. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        *,
+        pin: PinCallback | None = None,
+        unpin: PinCallback | None = None,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self._pin, self._unpin = pin, unpin
+        self._lock = threading.RLock()
+        self._live: set[Slab] = set()
+        self._free: dict[_Mapping, None] = {}  # the longest unused first
+        self._viewed: dict[_Mapping, weakref.ref[NDArray[np.uint8]]] = {}
+        # Filled by weak references' callbacks, which may run inside any statement of any thread.
+        self._unviewed: deque[_Mapping] = deque()
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of slabs that are taken, or given back with views of them still alive."""
+        with self._lock:
+            self._collect()
+            return self._used_bytes()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are mapped: in use and kept for reuse."""
+        with self._lock:
+            return self.live_bytes + sum(mapping.nbytes for mapping in self._free)
+
+    def take(self, nbytes: int) -> Slab:
+        """Return a slab of exactly `nbytes`, a multiple of 4096; its contents are undefined.
+
+        Raises PoolExhausted when what is in use and `nbytes` together exceed the budget.
+        """
+        if nbytes <= 0 or nbytes % PAGE_BYTES:
+            raise ValueError(f"a slab has a multiple of {PAGE_BYTES} bytes, not {nbytes}")
+        with self._lock:
+            self._collect()
+            mapping = next((m for m in reversed(self._free) if m.nbytes == nbytes), None)
+            if mapping is not None:
+                del self._free[mapping]
+            else:
+                used_bytes = self._used_bytes()
+                if used_bytes + nbytes > self.budget_bytes:
+                    raise PoolExhausted(nbytes, used_bytes, self.budget_bytes)
+                self._release(self.budget_bytes - used_bytes - nbytes)
+                mapping = self._map(nbytes)
+            slab = Slab(mapping)
+            self._live.add(slab)
+            return slab
+
+    def give(self, slab: Slab) -> None:
+        """Take a slab back; it must not be used afterwards."""
+        with self._lock:
+            if slab not in self._live:
+                raise ValueError("the slab does not belong to this pool, or was given back before")
+            self._live.remove(slab)
+            mapping = slab._mapping
+            self._viewed[mapping] = weakref.ref(slab._array(), self._on_last_view(mapping))
+            slab._view = None
+            self._collect()
+
+    def trim(self) -> None:
+        """Unmap every slab that is kept for reuse."""
+        with self._lock:
+            self._collect()
+            self._release(0)
+
+    def _on_last_view(self, mapping: _Mapping) -> Callable[[object], None]:
+        return lambda _: self._unviewed.append(mapping)
+
+    def _used_bytes(self) -> int:
+        viewed = sum(mapping.nbytes for mapping in self._viewed)
+        return viewed + sum(slab.nbytes for slab in self._live)
+
+    def _collect(self) -> None:
+        """Make those given-back slabs free whose last view has gone."""
+        while self._unviewed:
+            mapping = self._unviewed.popleft()
+            del self._viewed[mapping]
+            self._free[mapping] = None
+
+    def _release(self, keep_bytes: int) -> None:
+        """Unmap free slabs, the longest unused first, until at most `keep_bytes` of them remain."""
+        free_bytes = sum(mapping.nbytes for mapping in self._free)
+        while free_bytes > keep_bytes:
+            mapping = next(iter(self._free))
+            del self._free[mapping]
+            free_bytes -= mapping.nbytes
+            if self._unpin is not None:
+                self._unpin(mapping.address, mapping.nbytes)
+            mapping.memory.close()
+
+    def _map(self, nbytes: int) -> _Mapping:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        huge = nbytes >= HUGE_PAGE_BYTES
+        # The extra address range is never touched, so it costs no memory.
+        memory = mmap.mmap(-1, nbytes + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
+        mapping = _Mapping(memory, 0, nbytes)
+        if huge:
+            mapping.start = -mapping.address % HUGE_PAGE_BYTES
+            # Whole huge pages only: one that covers the end would be resident beyond `nbytes`.
+            whole_bytes = nbytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            _advise(memory, mmap.MADV_HUGEPAGE, mapping.start, whole_bytes)
+        if not _advise(memory, _MADV_POPULATE_WRITE, mapping.start, nbytes):
+            mapping.view()[::PAGE_BYTES] = 0
+        if self._pin is not None:
+            self._pin(mapping.address, nbytes)
+        return mapping
+
+
+def _advise(memory: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:
+    """Give advice on part of a mapping; return False where the kernel does not know it."""
+    try:
+        memory.madvise(advice, start, nbytes)
+    except OSError:
+        return False
+    return True

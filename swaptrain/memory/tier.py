@@ -1,0 +1,321 @@
+"""The RAM tier: objects in slabs under one budget, fetched ahead and evicted by the program.
+
+All decisions are made on the main thread; I/O threads only fill and empty slabs. An object is in
+one of these states:
+
+    absent -> reading -> clean -> (changed) dirty -> saving -> clean -> absent
+    fresh: written for the first time, dirty from birth
+
+Invariants: slabs held never exceed the pool's budget; a dirty object leaves memory only after its
+write succeeded; an object whose slab is being read or written is not touched by the program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from swaptrain.memory.slab import Pool, Slab
+from swaptrain.program.instructions import Instruction, ObjectKey
+from swaptrain.program.residency import NextUse, choose_victim, victim_score
+
+__all__ = ["Home", "Tier", "TierCounters"]
+
+
+class Home(Protocol):
+    """Where objects live when they are not in memory."""
+
+    def size_bytes(self, key: ObjectKey) -> int:
+        """Return the bytes of the object's slab, a multiple of 4096."""
+
+    def holds(self, key: ObjectKey) -> bool:
+        """Whether a current version of the object is on the disk."""
+
+    def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
+        """Begin to fill `slab`; the object is there when all futures are done."""
+
+    def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
+        """Begin to spill an object; it is on the disk when all futures are done."""
+
+    def forget(self, key: ObjectKey) -> None:
+        """The object is dead: what the disk holds of it is of no use any more."""
+
+
+@dataclass
+class TierCounters:
+    """What a step needed of the tier, cumulative."""
+
+    wait_s: float = 0.0
+    """Seconds in which the main thread waited for I/O."""
+    needed_bytes: int = 0
+    """Bytes of existing objects that instructions asked for."""
+    missed_bytes: int = 0
+    """Of those, bytes that were read from the disk for it, ahead of time or not."""
+
+
+@dataclass
+class _Entry:
+    slab: Slab
+    dirty: bool = False
+    pins: int = 0
+    busy: list[Future[Any]] = field(default_factory=list)
+    saving: bool = False
+    """The busy futures write a snapshot of the slab; the object is clean when they are done."""
+    dead: bool = False
+    """Freed by the program while busy: goes when the futures are done."""
+
+
+class Tier:
+    """Keeps objects in memory for a program, within the budget of `pool`."""
+
+    def __init__(self, pool: Pool, home: Home) -> None:
+        self._pool = pool
+        self._home = home
+        self._entries: dict[ObjectKey, _Entry] = {}
+        self._next_use = NextUse(())
+        self._reads_in_flight: dict[ObjectKey, int] = {}
+        self.counters = TierCounters()
+
+    def follow(self, next_use: NextUse) -> None:
+        """Take the positions of `next_use` as the program from now on."""
+        self._next_use = next_use
+
+    def acquire(self, instruction: Instruction, position: int) -> dict[ObjectKey, Slab]:
+        """Bring what `instruction` touches into memory and pin it; return the slabs.
+
+        Waits for reads that are still under way. What it writes fresh gets slabs with undefined
+        content.
+        """
+        keys = list(dict.fromkeys(instruction.touches))
+        for key in keys:
+            if key in self._entries and not self._entries[key].dead:
+                self._entries[key].pins += 1
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None and entry.dead:
+                self._settle(entry)
+                self._drop(key)
+                entry = None
+            if entry is None:
+                entry = self._bring(key, position, fresh=key in instruction.writes)
+                entry.pins += 1
+        changed = set(instruction.changes)
+        for key in keys:
+            entry = self._entries[key]
+            if entry.saving and key not in changed:
+                continue  # its content stays as it is while it is written
+            self._settle(entry)
+        for key in instruction.needs:
+            self.counters.needed_bytes += self._entries[key].slab.nbytes
+        for key in (*instruction.changes, *instruction.writes):
+            self._entries[key].dirty = True
+        return {key: self._entries[key].slab for key in keys}
+
+    def release(self, instruction: Instruction) -> None:
+        """Unpin what `instruction` touched and forget what it used for the last time."""
+        for key in dict.fromkeys(instruction.touches):
+            self._entries[key].pins -= 1
+        for key in instruction.frees:
+            self.free(key)
+
+    def free(self, key: ObjectKey) -> None:
+        """Drop a dead object, from memory and from the disk's view."""
+        self._home.forget(key)
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        if entry.busy and not all(future.done() for future in entry.busy):
+            entry.dead = True
+            return
+        self._settle(entry)
+        self._drop(key)
+
+    def in_memory(self, key: ObjectKey) -> Slab:
+        """Return the slab of an object that was written here and never left memory."""
+        return self._entries[key].slab
+
+    def saving(self, keys: Iterable[ObjectKey], done: Future[Any]) -> None:
+        """Say that a commit is writing these objects as they are now, until `done`."""
+        for key in keys:
+            entry = self._entries[key]
+            entry.busy.append(done)
+            entry.saving = True
+            entry.dirty = False
+
+    def resident(self) -> list[ObjectKey]:
+        """Return the objects that are in memory."""
+        return [key for key, entry in self._entries.items() if not entry.dead]
+
+    def prefetch(self, position: int) -> None:
+        """Begin to read what the following instructions need, as far as memory allows.
+
+        Clean objects whose next use comes later than the fetched one's give way; nothing waits.
+        """
+        self._reap()
+        self._reads_in_flight = {k: n for k, n in self._reads_in_flight.items() if self._reading(k)}
+        in_flight_bytes = sum(self._reads_in_flight.values())
+        budget = self._pool.budget_bytes
+        reserved = 0
+        ahead = 0
+        instructions = self._next_use.instructions
+        for later in range(position + 1, len(instructions)):
+            instruction = instructions[later]
+            for key in dict.fromkeys(instruction.touches):
+                size = self._home.size_bytes(key)
+                if key in self._entries:
+                    ahead += size
+                    continue
+                if key in instruction.writes or not self._home.holds(key):
+                    reserved += size
+                    continue
+                if in_flight_bytes > budget // 2:
+                    return
+                if not self._room_without_waiting(size + reserved, later, position):
+                    return
+                self._start_read(key)
+                in_flight_bytes += size
+                ahead += size
+            if ahead + reserved > budget:
+                return
+
+    def write_behind(self, position: int) -> None:
+        """Begin to spill dirty objects that will be evicted, so that room is there when needed.
+
+        Keeps an eighth of the budget free or evictable without a write.
+        """
+        self._reap()
+        budget = self._pool.budget_bytes
+        margin = budget // 8
+        easy = budget - self._pool.live_bytes
+        ranked: list[tuple[float, ObjectKey, _Entry]] = []
+        for key, entry in self._entries.items():
+            if entry.pins or entry.dead:
+                continue
+            if entry.busy or not entry.dirty:
+                easy += entry.slab.nbytes
+            else:
+                distance = self._next_use.after(key, position) - position
+                ranked.append((victim_score(distance, dirty=True), key, entry))
+        ranked.sort(key=lambda item: item[0], reverse=True)
+        for _, key, entry in ranked:
+            if easy >= margin:
+                return
+            self._start_write(key, entry)
+            easy += entry.slab.nbytes
+
+    def drain(self) -> None:
+        """Wait until nothing is read or written; raise the first error met."""
+        for entry in list(self._entries.values()):
+            self._settle(entry)
+        self._reap()
+
+    def _bring(self, key: ObjectKey, position: int, *, fresh: bool) -> _Entry:
+        self._make_room(self._home.size_bytes(key), position)
+        if fresh:
+            entry = self._entries[key] = _Entry(self._pool.take(self._home.size_bytes(key)))
+            return entry
+        return self._start_read(key)
+
+    def _start_read(self, key: ObjectKey) -> _Entry:
+        slab = self._pool.take(self._home.size_bytes(key))
+        self.counters.missed_bytes += slab.nbytes
+        entry = self._entries[key] = _Entry(slab)
+        entry.busy = list(self._home.read(key, slab))
+        self._reads_in_flight[key] = slab.nbytes
+        return entry
+
+    def _start_write(self, key: ObjectKey, entry: _Entry) -> None:
+        entry.busy = list(self._home.write(key, entry.slab))
+        entry.saving = True
+        entry.dirty = False
+
+    def _make_room(self, size_bytes: int, position: int) -> None:
+        """Evict until `size_bytes` fit, waiting for writes where there is no other way."""
+        while self._pool.live_bytes + size_bytes > self._pool.budget_bytes:
+            self._reap()
+            movable = {
+                key: entry
+                for key, entry in self._entries.items()
+                if entry.pins == 0 and not entry.busy
+            }
+            victim = choose_victim(
+                ((key, entry.dirty) for key, entry in movable.items()), self._next_use, position
+            )
+            if victim is None:
+                if not self._wait_for_any():
+                    return  # everything is pinned: the pool's own refusal says what is missing
+            elif movable[victim].dirty:
+                self._start_write(victim, movable[victim])
+                self._settle(movable[victim])
+            else:
+                self._drop(victim)
+
+    def _room_without_waiting(self, size_bytes: int, later: int, position: int) -> bool:
+        """Evict clean objects used after `later` until `size_bytes` fit; say whether they do."""
+        missing = self._pool.live_bytes + size_bytes - self._pool.budget_bytes
+        if missing <= 0:
+            return True
+        victims: list[ObjectKey] = []
+        ranked = sorted(
+            (
+                (self._next_use.after(key, position), key)
+                for key, entry in self._entries.items()
+                if entry.pins == 0 and not entry.busy and not entry.dirty
+            ),
+            reverse=True,
+        )
+        for use, key in ranked:
+            if missing <= 0 or use <= later:
+                break
+            victims.append(key)
+            missing -= self._entries[key].slab.nbytes
+        if missing > 0:
+            return False
+        for key in victims:
+            self._drop(key)
+        return True
+
+    def _wait_for_any(self) -> bool:
+        pending = [f for entry in self._entries.values() for f in entry.busy if not f.done()]
+        if not pending:
+            before = len(self._entries)
+            self._reap()
+            return len(self._entries) < before or any(
+                not entry.busy and entry.pins == 0 for entry in self._entries.values()
+            )
+        begun = time.perf_counter()
+        wait(pending, return_when=FIRST_COMPLETED)
+        self.counters.wait_s += time.perf_counter() - begun
+        return True
+
+    def _settle(self, entry: _Entry) -> None:
+        """Wait for an entry's reads or writes; raise their error."""
+        if entry.busy:
+            begun = time.perf_counter()
+            wait(entry.busy)
+            self.counters.wait_s += time.perf_counter() - begun
+            for future in entry.busy:
+                future.result()
+            entry.busy, entry.saving = [], False
+
+    def _reading(self, key: ObjectKey) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and bool(entry.busy) and not entry.saving
+
+    def _reap(self) -> None:
+        """Take note of finished I/O; drop what died meanwhile; raise the first error."""
+        for key, entry in list(self._entries.items()):
+            if entry.busy and all(future.done() for future in entry.busy):
+                for future in entry.busy:
+                    future.result()
+                entry.busy, entry.saving = [], False
+            if entry.dead and not entry.busy:
+                self._drop(key)
+
+    def _drop(self, key: ObjectKey) -> None:
+        entry = self._entries.pop(key)
+        self._reads_in_flight.pop(key, None)
+        self._pool.give(entry.slab)

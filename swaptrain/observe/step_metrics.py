@@ -1,0 +1,55 @@
+"""The numbers of one step: what metrics.jsonl keeps and the progress line shows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["StepMetrics"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One step as it was done; seconds and bytes are those of the process that finished it."""
+
+    step: int
+    """From 1."""
+    loss: float
+    """Mean of the micro-batches' losses."""
+    lr: float
+    """Learning rate of this step's update."""
+    grad_norm: float | None = None
+    """Global norm of the gradient before clipping; None where it was not formed."""
+    tokens: int
+    """Tokens (for data without tokens: items) of this step."""
+    step_s: float
+    """Wall-clock time of the step."""
+    compute_s: float = 0.0
+    """Time in forward, recomputation and backward."""
+    update_s: float = 0.0
+    """Time in the optimizer."""
+    io_wait_s: float = 0.0
+    """Time in which the main line waited for the disk."""
+    read_bytes: int = 0
+    write_bytes: int = 0
+    cache_hit_fraction: float | None = None
+    """Bytes found in RAM / bytes asked for; None where nothing was asked for."""
+    peak_host_bytes: int = 0
+    """The most that was held of memory.host, or resident beyond the base, in this step."""
+    peak_device_bytes: int | None = None
+    """None on a CPU device."""
+    roofline_fraction: float | None = None
+    """The step's floor / its time (docs/design.md, speed); None where it is not known."""
+    eval_loss: float | None = None
+    """Held-out loss after this step; the row has it only where it was measured."""
+    resumed: bool = False
+    """Another process began this step; the row has it only where true."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of metrics.jsonl."""
+        row = asdict(self)
+        if self.eval_loss is None:
+            del row["eval_loss"]
+        if not self.resumed:
+            del row["resumed"]
+        return row

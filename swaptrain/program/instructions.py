@@ -1,0 +1,94 @@
+"""The instructions that a step consists of, and the objects they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = ["Instruction", "Kind", "ObjectKey", "Operation", "Program"]
+
+
+class Kind(StrEnum):
+    """What an object is."""
+
+    STATE = "state"
+    """One array of a segment's state: `name` is the array."""
+    VALUE = "value"
+    """A value of one micro-batch; `segment` is its producer."""
+    GRADIENT = "gradient"
+    """The gradient of a value after the readers down to `segment` have been summed."""
+    ACCUMULATOR = "accumulator"
+    """The float32 gradients of a segment's parameters, summed over micro-batches."""
+
+
+class ObjectKey(NamedTuple):
+    """The identity of an object that memory and disk hold.
+
+    Within a step a key means one content, except state, which updates change; the next step uses
+    the same keys again after they were freed.
+    """
+
+    kind: Kind
+    name: str
+    segment: int
+    micro_batch: int = -1
+
+    def __str__(self) -> str:
+        suffix = f"[{self.micro_batch}]" if self.micro_batch >= 0 else ""
+        return f"{self.kind}/{self.segment:03d}/{self.name}{suffix}"
+
+
+class Operation(StrEnum):
+    """What an instruction does."""
+
+    LOAD = "load"
+    """Brings one micro-batch."""
+    FORWARD = "forward"
+    TURN = "turn"
+    """Forward and backward in one: for the segment where the step turns round."""
+    BACKWARD = "backward"
+    """Recomputes the segment and propagates gradients."""
+    SETTLE = "settle"
+    """Takes the norms of finished gradients that wait for the next step's update."""
+    UPDATE = "update"
+    """Steps the optimizer."""
+    EVALUATE = "evaluate"
+    """A forward without gradients in evaluation mode."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One thing to do, with exactly what it reads and writes."""
+
+    operation: Operation
+    segment: int
+    micro_batch: int = -1
+    reads: tuple[ObjectKey, ...] = ()
+    changes: tuple[ObjectKey, ...] = ()
+    """Read and modified in place."""
+    writes: tuple[ObjectKey, ...] = ()
+    """Made fresh."""
+    frees: tuple[ObjectKey, ...] = ()
+    """Used for the last time, by this instruction."""
+
+    @property
+    def needs(self) -> Iterator[ObjectKey]:
+        """What has to be there before it runs."""
+        yield from self.reads
+        yield from self.changes
+
+    @property
+    def touches(self) -> Iterator[ObjectKey]:
+        """Everything that is in memory while it runs."""
+        yield from self.reads
+        yield from self.changes
+        yield from self.writes
+
+    def __str__(self) -> str:
+        suffix = f", {self.micro_batch}" if self.micro_batch >= 0 else ""
+        return f"{self.operation}({self.segment}{suffix})"
+
+
+Program = tuple[Instruction, ...]

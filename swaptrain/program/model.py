@@ -1,0 +1,120 @@
+"""What a captured and cut model is, without torch: parameters, values and segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from swaptrain.program.tensors import TensorSpec
+
+__all__ = ["BufferSpec", "ModelSpec", "ParameterSpec", "SegmentSpec", "ValueSpec"]
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter as the graph computes with it."""
+
+    tensor: TensorSpec
+    master: str
+    """The dtype of the master copy; when it is wider than the tensor's, the remainder is stored."""
+    trainable: bool
+    """Requires a gradient, and the loss reaches it: it has optimizer state and is updated."""
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def split(self) -> bool:
+        """Whether a 16-bit remainder completes the weight to its float32 master."""
+        return self.master != self.tensor.dtype
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: not to 1-D parameters (norms, biases)."""
+        return len(self.tensor.shape) >= 2
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A buffer that the forward mutates: state of its segment."""
+
+    tensor: TensorSpec
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A tensor that crosses from one segment to later ones, per micro-batch."""
+
+    tensor: TensorSpec
+    producer: int
+    """The segment that computes it; 0 for what the batch brings."""
+    readers: tuple[int, ...]
+    """The segments that read it, ascending."""
+    gradient: bool
+    """Whether the loss sends a gradient into it."""
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+
+@dataclass(frozen=True)
+class SegmentSpec:
+    """A slice of the graph: the unit that is resident on the device together."""
+
+    index: int
+    """From 1, in the order of the forward."""
+    isomorphism: int
+    """Segments of one class run the same code on other tensors."""
+    owns: tuple[str, ...]
+    """Parameters stored with this segment: it is the first that reads them."""
+    parameters: tuple[str, ...]
+    """Parameters it reads, its own and those of earlier segments (tied), in call order."""
+    buffers: tuple[str, ...]
+    """Buffers that it mutates, and so owns."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    activation_bytes: int
+    """Bytes of every tensor its graph computes, an upper bound of what recomputation holds."""
+    flops: int
+    """Multiply-adds times two of its matrix products in one forward of one micro-batch."""
+    unit: str
+    """A readable name: the part of the model that most of its parameters lie in."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The whole model, cut."""
+
+    parameters: Mapping[str, ParameterSpec]
+    """By name, in the model's own order."""
+    buffers: Mapping[str, BufferSpec]
+    values: Mapping[str, ValueSpec]
+    segments: tuple[SegmentSpec, ...]
+    loss: str
+    """Name of the value that is the loss, a scalar."""
+    fingerprint: str
+    """Digest of the captured graph and of the cut."""
+
+    def segment(self, index: int) -> SegmentSpec:
+        """Return segment `index`, counted from 1."""
+        return self.segments[index - 1]
+
+    @cached_property
+    def owner(self) -> Mapping[str, int]:
+        """The segment that stores each parameter and mutated buffer."""
+        return {
+            name: segment.index
+            for segment in self.segments
+            for name in (*segment.owns, *segment.buffers)
+        }
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.tensor.numel for parameter in self.parameters.values())

@@ -1,0 +1,93 @@
+"""Which arrays a segment's state consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from swaptrain.program.model import ModelSpec, ParameterSpec, SegmentSpec
+from swaptrain.program.tensors import TensorSpec
+
+__all__ = [
+    "StateShapes",
+    "accumulator_tensors",
+    "array_of",
+    "frozen_arrays",
+    "parameter_tensor",
+    "segment_arrays",
+]
+
+StateShapes = Callable[[tuple[int, ...]], Mapping[str, tuple[int, ...]]]
+"""From a parameter's shape to the names and shapes of its optimizer state."""
+
+
+def array_of(parameter: ParameterSpec, compute_dtype: str) -> str:
+    """Return the name of the array that holds a parameter's weights.
+
+    `weights` for the dtype that the model computes in, `weights_<dtype>` for others; parameters
+    that are never updated are in `frozen` arrays, outside what a commit rewrites.
+    """
+    base = "weights" if parameter.trainable else "frozen"
+    dtype = parameter.tensor.dtype
+    return base if dtype == compute_dtype else f"{base}_{dtype}"
+
+
+def segment_arrays(
+    model: ModelSpec, segment: SegmentSpec, compute_dtype: str, state_shapes: StateShapes
+) -> dict[str, list[TensorSpec]]:
+    """Return the tensors of each array that a commit of `segment` rewrites, in storage order.
+
+    `weights`, `remainder` (the lower halves of split masters), the optimizer's own arrays in
+    float32, and `buffers_<dtype>` for buffers that the forward mutates.
+    """
+    arrays: dict[str, list[TensorSpec]] = {}
+    for name in segment.owns:
+        parameter = model.parameters[name]
+        if not parameter.trainable:
+            continue
+        tensor = parameter.tensor
+        arrays.setdefault(array_of(parameter, compute_dtype), []).append(tensor)
+        if parameter.split:
+            lower = TensorSpec(name, tensor.shape, tensor.stride, "uint16")
+            arrays.setdefault("remainder", []).append(lower)
+        for state_name, shape in state_shapes(tensor.shape).items():
+            stride = tensor.stride if shape == tensor.shape else contiguous(shape)
+            arrays.setdefault(state_name, []).append(TensorSpec(name, shape, stride, "float32"))
+    for name in segment.buffers:
+        tensor = model.buffers[name].tensor
+        arrays.setdefault(f"buffers_{tensor.dtype}", []).append(tensor)
+    return arrays
+
+
+def frozen_arrays(
+    model: ModelSpec, segment: SegmentSpec, compute_dtype: str
+) -> dict[str, list[TensorSpec]]:
+    """Return the arrays of parameters that are stored once and never rewritten."""
+    arrays: dict[str, list[TensorSpec]] = {}
+    for name in segment.owns:
+        parameter = model.parameters[name]
+        if not parameter.trainable:
+            arrays.setdefault(array_of(parameter, compute_dtype), []).append(parameter.tensor)
+    return arrays
+
+
+def accumulator_tensors(model: ModelSpec, segment: SegmentSpec) -> list[TensorSpec]:
+    """Return the float32 gradients of a segment's trainable parameters, laid out as they are."""
+    return [
+        TensorSpec(name, p.tensor.shape, p.tensor.stride, "float32")
+        for name in segment.owns
+        if (p := model.parameters[name]).trainable
+    ]
+
+
+def parameter_tensor(name: str) -> str:
+    """Return the object name of a shared parameter's partial gradient."""
+    return f"parameter.{name}"
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return row-major strides, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,214 @@
+"""Plain PyTorch training of a model in memory: what swaptrain's numbers are compared with.
+
+In float32 on a CPU, for a model without random draws, swaptrain gives these losses and weights bit
+for bit. In bfloat16 the loop below says what is computed: masters in float32, the model in their
+bfloat16 halves, gradients accumulated in float32. swaptrain's dropout draws from counters, not from
+torch's generator: with dropout the two runs differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from swaptrain.errors import ConfigError
+from swaptrain.capture.precision import kept_in_float32
+from swaptrain.execute.clipping import mean_loss
+from swaptrain.execute.master import split
+from swaptrain.execute.optimizers import optimizer_arguments, optimizer_class
+from swaptrain.execute.schedule import Schedule, ScheduleFields, learning_rate
+
+__all__ = ["ReferenceResult", "train_reference"]
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """What a reference run leaves."""
+
+    losses: list[float]
+    """Per step the mean of the micro-batches' losses, in float64."""
+    grad_norms: list[float]
+    """Per step the global 2-norm of the gradients before clipping."""
+    parameters: dict[str, Tensor]
+    """The final weights by name, tied ones once: in bfloat16 runs the float32 masters."""
+    buffers: dict[str, Tensor]
+    """The final buffers by name."""
+
+
+def train_reference(
+    factory: Callable[[], nn.Module],
+    batches: Callable[[int, int], Mapping[str, Tensor]],
+    *,
+    steps: int,
+    micro_batches: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    optimizer: str = "adamw",
+    lr: float = 3e-4,
+    weight_decay: float | None = None,
+    arguments: Mapping[str, object] | None = None,
+    schedule: ScheduleFields | None = None,
+    clip_norm: float | None = None,
+    device: torch.device | str = "cpu",
+) -> ReferenceResult:
+    """Construct the model under `seed`, train it for `steps` steps and return what came out.
+
+    `batches(step, micro_batch)` gives one micro-batch, with steps from 1 and micro-batches from 0;
+    `model(**batch)` returns the loss or an object with `.loss`. The optimizer has two groups,
+    parameters of two and more dimensions and the others, which do not decay. A schedule without
+    `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
+
+    Raises:
+        ConfigError: an optimizer or argument torch does not have, or a dtype that is not supported.
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ConfigError(f"model.dtype: {dtype} is not supported; use float32 or bfloat16")
+    if schedule is None or schedule.decay_steps is None:
+        schedule = with_decay_steps(schedule, steps)
+    seed_generators(seed)
+    model = factory().to(device).train()
+    masters = Masters(model, dtype)
+    stepper = build_optimizer(
+        optimizer, masters.tensors, lr=lr, weight_decay=weight_decay, arguments=arguments or {}
+    )
+    losses, grad_norms = [], []
+    for step in range(1, steps + 1):
+        step_losses = []
+        for micro_batch in range(micro_batches):
+            batch = prepared(batches(step, micro_batch), dtype, device)
+            result = model(**batch)
+            loss: Tensor = getattr(result, "loss", result)
+            (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
+            step_losses.append(float(loss.detach()))
+            masters.accumulate()
+        losses.append(mean_loss(step_losses))
+        grad_norms.append(clip(masters.tensors, clip_norm))
+        for group in stepper.param_groups:
+            group["lr"] = learning_rate(step, lr=lr, schedule=schedule)
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
+        masters.to_model()
+    return ReferenceResult(losses, grad_norms, masters.weights(), dict(model.named_buffers()))
+
+
+class Masters:
+    """The float32 tensors that the optimizer steps: the parameters themselves, or their masters."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Turn `model` into `dtype`; the masters are the values that its constructor gave."""
+        self._parameters = dict(model.named_parameters())
+        self._own = dtype == torch.float32
+        if self._own:
+            self._masters = self._parameters
+        else:
+            self._masters = {
+                name: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+                for name, p in self._parameters.items()
+            }
+            kept = kept_in_float32(model)
+            for name, parameter in self._parameters.items():
+                if parameter.dtype == torch.float32 and name not in kept:
+                    parameter.data = torch.empty_like(parameter, dtype=torch.bfloat16)
+            self.to_model()
+
+    @property
+    def tensors(self) -> list[nn.Parameter]:
+        """The trainable ones, in the model's order."""
+        return [master for master in self._masters.values() if master.requires_grad]
+
+    def accumulate(self) -> None:
+        """Add the gradients of one micro-batch, in float32, in the order of the micro-batches."""
+        if self._own:
+            return  # autograd has added them to the gradient of the parameter itself
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                continue
+            master, gradient = self._masters[name], parameter.grad.float()
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    def to_model(self) -> None:
+        """Give the model the masters' values, rounded as in swaptrain's split master."""
+        if self._own:
+            return
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                master = self._masters[name]
+                if parameter.dtype == master.dtype:
+                    parameter.copy_(master)
+                else:
+                    remainder = torch.empty_like(master, dtype=torch.int16)
+                    split(master.detach(), parameter.detach(), remainder)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the masters by name."""
+        return {name: master.detach() for name, master in self._masters.items()}
+
+
+def build_optimizer(
+    name: str,
+    parameters: list[nn.Parameter],
+    *,
+    lr: float,
+    weight_decay: float | None,
+    arguments: Mapping[str, object],
+) -> Optimizer:
+    """Return one torch optimizer with two groups; parameters of fewer than 2 dimensions decay not.
+
+    fused=True where the class has it: torch's fused and default implementations differ in the last
+    bit.
+    """
+    make: Any = optimizer_class(name)
+    chosen = optimizer_arguments(make, weight_decay=weight_decay, arguments=arguments)
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer: Optimizer = make(groups, lr=lr, **chosen)
+    return optimizer
+
+
+def clip(parameters: list[nn.Parameter], clip_norm: float | None) -> float:
+    """Clip the gradients if a limit is given, and return their norm before."""
+    if clip_norm is None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+    return float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm))
+
+
+def prepared(
+    batch: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Return the batch on the device, its floating tensors in the dtype of the computation."""
+    return {
+        key: value.to(device, dtype if value.is_floating_point() else None)
+        for key, value in batch.items()
+    }
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch, numpy and Python's `random`, as swaptrain does before it builds a model."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def with_decay_steps(schedule: ScheduleFields | None, steps: int) -> ScheduleFields:
+    """Return the schedule with `decay_steps` set to `steps`."""
+    if schedule is None:
+        return Schedule(decay_steps=steps)
+    return replace(
+        Schedule(),
+        name=schedule.name,
+        warmup_steps=schedule.warmup_steps,
+        decay_steps=steps,
+        min_lr_ratio=schedule.min_lr_ratio,
+        decay_fraction=schedule.decay_fraction,
+    )

@@ -1,0 +1,157 @@
+"""A zarr array whose chunk files are read and written directly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from math import prod
+from pathlib import Path
+
+import zarr
+from zarr.codecs import BytesCodec
+from zarr.core.buffer import Buffer
+
+from swaptrain.errors import DamagedStoreError
+from swaptrain.program.tensors import ITEMSIZE
+from swaptrain.store.bfloat16 import register
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.files import allocate, flush_file_system
+from swaptrain.store.layout import ArrayLayout
+
+__all__ = ["ArrayFiles"]
+
+
+class ArrayFiles:
+    """An uncompressed zarr v3 array of equal chunks, one preallocated file each.
+
+    1-D of `chunks` chunks; with `rows`, 2-D, and a row (a micro-batch) has `chunks` chunks.
+    """
+
+    def __init__(
+        self, path: Path, dtype: str, chunk_bytes: int, chunks: int, rows: int | None = None
+    ) -> None:
+        self.path, self.dtype = path, dtype
+        self.chunk_bytes, self.chunks, self.rows = chunk_bytes, chunks, rows
+
+    @classmethod
+    def of_layout(cls, path: Path, layout: ArrayLayout, rows: int | None = None) -> ArrayFiles:
+        """Return the files of a layout; `path` is the array's own directory."""
+        return cls(path, layout.dtype, layout.chunk_bytes, layout.chunks, rows)
+
+    @classmethod
+    def open(cls, path: Path) -> ArrayFiles:
+        """Return the files of an array that exists, as its zarr.json describes them.
+
+        Raises DamagedStoreError when it is missing or is not an array that swaptrain writes.
+        """
+        try:
+            metadata = json.loads((path / "zarr.json").read_bytes())
+            dtype, shape = metadata["data_type"], metadata["shape"]
+            chunk = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+            chunk_bytes = prod(chunk) * ITEMSIZE[dtype]
+            return cls(
+                path,
+                dtype,
+                chunk_bytes,
+                shape[-1] // chunk[-1],
+                shape[0] if len(shape) == 2 else None,
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedStoreError(
+                "an array's metadata cannot be read", array=path.name, path=path / "zarr.json"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """The array's own name, without that of its group."""
+        return self.path.name
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (of the whole array if it has no rows), padding included."""
+        return self.chunk_bytes * self.chunks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, padding included."""
+        return self.row_bytes * (self.rows or 1)
+
+    def files(self, row: int | None = None) -> list[Path]:
+        """Return the chunk files, of one row if the array has rows, in order."""
+        if (row is None) != (self.rows is None):
+            raise ValueError(
+                f"array {self.name} is addressed {'with' if self.rows else 'without'} a row"
+            )
+        folder = self.path / "c" if row is None else self.path / "c" / str(row)
+        return [folder / str(chunk) for chunk in range(self.chunks)]
+
+    def create(self, *, flush: bool = True) -> None:
+        """Write the metadata and reserve the chunk files, durably if `flush`; what exists is kept.
+
+        Without `flush`, `flush_file_system` is the caller's, once for many arrays. Raises RunError
+        (disk full).
+        """
+        for row in range(self.rows) if self.rows is not None else (None,):
+            files = self.files(row)
+            files[0].parent.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                allocate(file, self.chunk_bytes)
+        metadata = self._metadata()
+        file = self.path / "zarr.json"
+        if not file.exists() or file.read_bytes() != metadata:
+            # Not aside: a torn one is not what is expected, and is written again.
+            file.write_bytes(metadata)
+        if flush:
+            flush_file_system(self.path)
+
+    def read(
+        self,
+        io: DirectIO,
+        buffer: memoryview,
+        *,
+        row: int | None = None,
+        checksums: Sequence[int] | None = None,
+    ) -> list[Future[None]]:
+        """Read the array, or one row, into a buffer of exactly its bytes: a future per chunk."""
+        expected = checksums if checksums is not None else [None] * self.chunks
+        return [
+            io.read(file, part, checksum=checksum)
+            for file, part, checksum in zip(
+                self.files(row), self._parts(buffer), expected, strict=True
+            )
+        ]
+
+    def write(
+        self, io: DirectIO, buffer: memoryview, *, row: int | None = None, flush: bool
+    ) -> list[Future[int]]:
+        """Overwrite the array, or one row: a future per chunk, which gives its checksum."""
+        return [
+            io.write(file, part, flush=flush)
+            for file, part in zip(self.files(row), self._parts(buffer), strict=True)
+        ]
+
+    def _parts(self, buffer: memoryview) -> list[memoryview]:
+        if len(buffer) != self.row_bytes:
+            raise ValueError(
+                f"array {self.name} has {self.row_bytes} bytes, the buffer {len(buffer)}"
+            )
+        size = self.chunk_bytes
+        return [buffer[size * chunk : size * (chunk + 1)] for chunk in range(self.chunks)]
+
+    def _metadata(self) -> bytes:
+        register()
+        length = self.row_bytes // ITEMSIZE[self.dtype]
+        chunk = self.chunk_bytes // ITEMSIZE[self.dtype]
+        files: dict[str, Buffer] = {}
+        zarr.create_array(
+            files,
+            shape=(length,) if self.rows is None else (self.rows, length),
+            chunks=(chunk,) if self.rows is None else (1, chunk),
+            dtype=self.dtype,
+            fill_value=0,
+            filters=None,
+            compressors=None,
+            serializer=BytesCodec(endian="little" if ITEMSIZE[self.dtype] > 1 else None),
+        )
+        return files["zarr.json"].to_bytes()

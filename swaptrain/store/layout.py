@@ -1,0 +1,114 @@
+"""Where each tensor of a segment lies in the segment's arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from swaptrain.errors import ConfigError
+from swaptrain.program.tensors import ITEMSIZE, TensorSpec
+
+__all__ = ["ALIGNMENT_BYTES", "ArrayLayout", "Entry", "SegmentLayout", "lay_out"]
+
+ALIGNMENT_BYTES = 64
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor and where it starts in its array, in elements; the start is 64-byte aligned."""
+
+    tensor: TensorSpec
+    offset: int
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """A 1-D array of equal chunks, each one file of a multiple of 4096 bytes."""
+
+    name: str
+    dtype: str
+    entries: tuple[Entry, ...]
+    chunk_bytes: int
+    chunks: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all chunks, padding included."""
+        return self.chunk_bytes * self.chunks
+
+    @property
+    def length(self) -> int:
+        """Elements, padding included."""
+        return self.nbytes // ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """The arrays that one slot holds."""
+
+    arrays: tuple[ArrayLayout, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, padding included."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @cached_property
+    def shape_class(self) -> str:
+        """A short stable name; slots of one shape class are interchangeable."""
+        text = "|".join(f"{a.name} {a.dtype} {a.chunks}x{a.chunk_bytes}" for a in self.arrays)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+    def array(self, name: str) -> ArrayLayout:
+        """Return the array of that name; raises KeyError."""
+        for array in self.arrays:
+            if array.name == name:
+                return array
+        raise KeyError(name)
+
+    def table(self) -> list[dict[str, object]]:
+        """Return one JSON-ready row per tensor: what a reader needs to find it."""
+        return [
+            {
+                "name": entry.tensor.name,
+                "shape": list(entry.tensor.shape),
+                "stride": list(entry.tensor.stride),
+                "dtype": entry.tensor.dtype,
+                "array": array.name,
+                "offset": entry.offset,
+            }
+            for array in self.arrays
+            for entry in array.entries
+        ]
+
+
+def lay_out(
+    name: str, dtype: str, tensors: Sequence[TensorSpec], *, chunk_limit_bytes: int
+) -> ArrayLayout:
+    """Place tensors one after the other, in the fewest equal chunks that are within the limit.
+
+    The chunks are as small as equal ones can be, so the padding is less than 4096 bytes per chunk.
+    A tensor may lie across chunks. Raises ConfigError for a limit below 4096 bytes, ValueError for
+    a tensor of another dtype or no tensors (an array without entries is not created).
+    """
+    if chunk_limit_bytes < PAGE_BYTES:
+        raise ConfigError(
+            f"store.chunk is {chunk_limit_bytes} bytes: set it to 4KiB or more (64MiB is usual)"
+        )
+    if not tensors:
+        raise ValueError(f"array {name} has no tensors")
+    itemsize = ITEMSIZE[dtype]
+    alignment = max(1, ALIGNMENT_BYTES // itemsize)
+    entries, end = [], 0
+    for tensor in tensors:
+        if tensor.dtype != dtype:
+            raise ValueError(f"array {name} is {dtype}, its tensor {tensor.name} {tensor.dtype}")
+        offset = -(-end // alignment) * alignment
+        entries.append(Entry(tensor, offset))
+        end = offset + tensor.extent
+    pages = max(1, -(-end * itemsize // PAGE_BYTES))
+    chunks = -(-pages // (chunk_limit_bytes // PAGE_BYTES))
+    return ArrayLayout(name, dtype, tuple(entries), -(-pages // chunks) * PAGE_BYTES, chunks)

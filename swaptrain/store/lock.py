@@ -1,0 +1,69 @@
+"""One writer per run: a lock that the kernel releases when its holder dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+
+from swaptrain.errors import RunError
+from swaptrain.store.files import make_directory, run_error
+
+__all__ = ["RunLock"]
+
+
+class RunLock:
+    """Holds `RUN/lock` by flock until it is closed; the file says who: pid, host, boot id.
+
+    Raises RunError, naming the holder, when another process has it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        make_directory(run_dir.absolute())
+        path = run_dir / "lock"
+        try:
+            # The descriptor is not inherited by programs that this process starts.
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise run_error(error, path, "open") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 4096, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise run_error(error, path, "lock") from error
+            who = ", ".join(holder.splitlines()[:2]) or "unknown"
+            raise RunError(
+                f"{run_dir} is in use by another process ({who}): wait until it ends, or stop it"
+            ) from error
+        text = f"pid {os.getpid()}\nhost {socket.gethostname()}\nboot {_boot_id()}\n"
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text.encode(), 0)
+
+    def close(self) -> None:
+        """Release the lock; the file stays. Doing it twice does no harm."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,166 @@
+"""The root of a run's zarr hierarchy: written last at creation, read first afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.store.bfloat16 import numpy_dtype, register
+from swaptrain.store.files import (
+    existing_parent,
+    flush_directory,
+    flush_file_system,
+    free_bytes,
+    make_directory,
+    replace_link,
+    run_error,
+    write_aside,
+)
+from swaptrain.store.record import encode_record, read_record
+
+__all__ = ["FORMAT", "RootRecord", "create_root", "ensure_group", "free_bytes", "link_static"]
+__all__ += ["read_buffers", "read_root", "refuse_tmpfs", "segments_directory"]
+__all__ += ["tree_directory", "write_buffers"]
+
+FORMAT = 1
+"""The version of what is on disk; a store of another one is refused."""
+
+_MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
+
+
+@dataclass(frozen=True)
+class RootRecord:
+    """What holds for the life of a store."""
+
+    fingerprint: str
+    """Digest of the captured graph and of the cut."""
+    segments: list[dict[str, Any]]
+    """The segment table: one JSON-ready row per segment, in order."""
+    commit_every: int = 1
+    choices: dict[str, Any] = field(default_factory=dict)
+    """What was chosen at creation: the update's device, thread counts, kernels, versions."""
+    step: int = 0
+    """The committed step, for a store with commit_every > 1 (else the slots' records say it)."""
+    format: int = FORMAT
+
+
+def tree_directory(run_dir: Path, tree: str | None = None) -> Path:
+    """Return the directory of the hierarchy: `RUN/store`, or one of the two trees."""
+    return run_dir / "store" if tree is None else run_dir / "trees" / tree
+
+
+def segments_directory(run_dir: Path, tree: str | None = None) -> Path:
+    """Return the directory of the live names."""
+    return tree_directory(run_dir, tree) / "segments"
+
+
+def ensure_group(path: Path) -> None:
+    """Make sure that a directory is a zarr group, durably."""
+    make_directory(path)
+    file = path / "zarr.json"
+    content = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+    if not file.exists():
+        write_aside(file, content)
+
+
+def create_root(run_dir: Path, record: RootRecord, *, tree: str | None = None) -> None:
+    """Write the root's zarr.json, durably: the store exists from this moment on.
+
+    With a tree this is also how a committing step is recorded, before `Slots.switch_tree`.
+    """
+    directory = tree_directory(run_dir, tree)
+    make_directory(directory)
+    flush_directory(directory)
+    write_aside(directory / "zarr.json", encode_record(asdict(record)))
+    flush_directory(directory.parent)
+    flush_directory(run_dir)
+
+
+def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
+    """Return the root's record; None where the creation of the store was never finished.
+
+    Raises DamagedStoreError when it does not verify, ConfigError when its format is another one.
+    """
+    path = tree_directory(run_dir, tree) / "zarr.json"
+    if not path.exists():
+        return None
+    attributes = read_record(path)
+    if attributes.get("format") != FORMAT:
+        raise ConfigError(
+            f"the store {path.parent} has format {attributes.get('format')}, this swaptrain reads "
+            f"format {FORMAT}: use the version that made it, or start over with --fresh"
+        )
+    try:
+        return RootRecord(**attributes)
+    except TypeError as error:
+        raise DamagedStoreError("the root's record lacks fields", path=path) from error
+
+
+def write_buffers(
+    run_dir: Path, buffers: Mapping[str, NDArray[Any]], *, name: str = "buffers"
+) -> None:
+    """Write tensors that never change as plain zarr arrays of the group `buffers`, durably.
+
+    They lie in `RUN/static`, which every tree links to. Raises RunError.
+    """
+    register()
+    directory = run_dir / "static" / name
+    make_directory(directory.parent)
+    try:
+        group = zarr.open_group(directory, mode="w", zarr_format=3)
+        for key, value in buffers.items():
+            # A copy in row-major order; ascontiguousarray would turn 0-D into 1-D.
+            group.create_array(key, data=np.array(value, order="C"), compressors=None)
+    except OSError as error:
+        needed_bytes = sum(value.nbytes for value in buffers.values())
+        raise run_error(error, directory, "write", needed_bytes) from error
+    flush_file_system(directory)
+    link_static(run_dir, name)
+
+
+def read_buffers(run_dir: Path, *, name: str = "buffers") -> dict[str, NDArray[Any]]:
+    """Return the arrays that `write_buffers` wrote; none if it was never called."""
+    register()
+    directory = run_dir / "static" / name
+    if not directory.exists():
+        return {}
+    group = zarr.open_group(directory, mode="r")
+    return {
+        key: np.asarray(array[...]).astype(numpy_dtype(str(array.metadata.to_dict()["data_type"])))
+        for key, array in group.arrays()
+    }
+
+
+def link_static(run_dir: Path, name: str) -> None:
+    """Let a group of `RUN/static` appear in the hierarchy of every tree."""
+    trees = [d for d in (run_dir / "trees").glob("*") if d.is_dir()] or [run_dir / "store"]
+    for tree in trees:
+        make_directory(tree)
+        up = "../" * len(tree.relative_to(run_dir).parts)
+        replace_link(tree / name, f"{up}static/{name}")
+
+
+def refuse_tmpfs(path: Path) -> None:
+    """Raise ConfigError when `path` lies, or would lie, on a file system that is RAM."""
+    parent = existing_parent(path)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # struct statfs begins with the type, a long, on every 64-bit Linux; 256 bytes hold all of it.
+    status = (ctypes.c_long * 32)()
+    if not hasattr(libc, "statfs") or libc.statfs(os.fsencode(parent), ctypes.byref(status)):
+        return
+    kind = _MEMORY_FILE_SYSTEMS.get(status[0] & 0xFFFFFFFF)
+    if kind is not None:
+        raise ConfigError(
+            f"{path} lies on {kind}, which is RAM: set run.dir (or store.paths) to a directory on "
+            "an SSD"
+        )

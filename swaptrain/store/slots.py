@@ -1,0 +1,281 @@
+"""Slots: committed copies of segments' state, and the live names that point to them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swaptrain.errors import DamagedStoreError, RunError
+from swaptrain.store.array import ArrayFiles
+from swaptrain.store.files import (
+    allocate,
+    flush_directory,
+    flush_file_system,
+    make_directory,
+    replace_link,
+    run_error,
+)
+from swaptrain.store.layout import SegmentLayout
+from swaptrain.store.record import read_record, write_record
+from swaptrain.store.root import ensure_group, link_static, segments_directory
+
+__all__ = ["TREES", "Slot", "Slots", "create_frozen", "frozen_slot"]
+
+TREES = ("a", "b")
+"""The two trees of a store with commit_every > 1: one is live, the other one is being written."""
+
+_RECORD = "zarr.json"
+_POOL = "swaptrain-slots"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A directory with preallocated arrays and a record: one copy of one segment's state."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The slot's name, which is that of its directory."""
+        return self.path.name
+
+    @property
+    def record_path(self) -> Path:
+        """The group's zarr.json, the only metadata that a commit changes."""
+        return self.path / _RECORD
+
+    @cached_property
+    def arrays(self) -> dict[str, ArrayFiles]:
+        """The arrays by name, as found on disk; raises DamagedStoreError."""
+        return {
+            file.parent.name: ArrayFiles.open(file.parent)
+            for file in sorted(self.path.glob("*/zarr.json"))
+        }
+
+    def array(self, name: str) -> ArrayFiles:
+        """Return one array; raises DamagedStoreError when it is not there."""
+        if name not in self.arrays:
+            raise DamagedStoreError("an array is missing", array=name, path=self.path)
+        return self.arrays[name]
+
+    def read_record(self) -> dict[str, Any]:
+        """Return what the record says; raises DamagedStoreError when it does not verify."""
+        return read_record(self.record_path)
+
+    def write_record(self, attributes: dict[str, Any]) -> None:
+        """Overwrite the record in place and flush it; raises RunError."""
+        write_record(self.record_path, attributes, self.record_path.stat().st_size)
+
+    def create(self, layout: SegmentLayout, record_bytes: int, *, flush: bool = True) -> None:
+        """Make the directory, its arrays and a blank record, durably if `flush`; keep what exists.
+
+        Nothing is created, renamed or resized in the directory afterwards.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for array in layout.arrays:
+            ArrayFiles.of_layout(self.path / array.name, array).create(flush=False)
+        blank = not self.record_path.exists()
+        allocate(self.record_path, record_bytes)
+        if blank:
+            self.record_path.write_bytes(b" " * record_bytes)
+        if flush:
+            flush_file_system(self.path)
+
+
+class Slots:
+    """All slots of a run, which of them are live, and the switch from one to another.
+
+    On disk a slot is `RUN/slots/ID`; with several `paths` that is a symlink into one of them, in
+    turn. A live name is the symlink `RUN/store/segments/NNN`. Which slots are free is not stored
+    anywhere: all but the live and the taken ones. Thread-safe.
+
+    With `trees`, `RUN/store` is a symlink to `RUN/trees/a` or `RUN/trees/b`, each a hierarchy of
+    its own whose live names do not change after creation, and `switch_tree` is the commit.
+    """
+
+    def __init__(
+        self, run_dir: Path, paths: Sequence[Path] | None = None, *, trees: bool = False
+    ) -> None:
+        self.run_dir = run_dir.absolute()
+        self._paths = tuple(path.absolute() for path in paths or ())
+        self._trees = trees
+        self._slots: dict[str, list[Slot]] = {}
+        self._taken: set[Slot] = set()
+        self._changed = threading.Condition(threading.RLock())
+        for tree in TREES if trees else (None,):
+            ensure_group(segments_directory(self.run_dir, tree))
+        make_directory(self.run_dir / "slots")
+
+    def create(self, layout: SegmentLayout, count: int, *, record_bytes: int) -> list[Slot]:
+        """Make sure that there are `count` slots of the layout's shape class; return them.
+
+        `record_bytes` is the largest `record_size` of the segments of the class. Doing it again,
+        after a crash or when a run is opened, keeps what is there and adds what is missing; more
+        slots than `count` are known, but none is deleted. Raises RunError (disk full).
+        """
+        shape_class = layout.shape_class
+        folder = self.run_dir / "slots"
+        present = sorted(path.name for path in folder.glob(f"{shape_class}-*"))
+        names = [f"{shape_class}-{number:03d}" for number in range(count)]
+        slots = []
+        for name in [*names, *(name for name in present if name not in names)]:
+            slot = Slot(folder / name)
+            if name in names:
+                self._place(slot.path)
+                slot.create(layout, record_bytes, flush=False)
+            slots.append(slot)
+        for disk in (folder, *self._paths):
+            flush_file_system(disk)
+        with self._changed:
+            self._slots[shape_class] = slots
+        return slots[:count]
+
+    def live(self, segment: int, *, tree: str | None = None) -> Slot:
+        """Return the slot that a live name points to (in the current tree).
+
+        Raises DamagedStoreError when there is no such name or slot.
+        """
+        link = self._link(segment, tree)
+        try:
+            slot = self._known(Path(os.readlink(link)).name)
+        except OSError as error:
+            raise DamagedStoreError(
+                "a segment's live name is missing", segment=segment, path=link
+            ) from error
+        if not slot.path.is_dir():
+            raise DamagedStoreError(
+                "a segment's slot is missing: is its disk there?", segment=segment, path=slot.path
+            )
+        return slot
+
+    def free(self, shape_class: str) -> list[Slot]:
+        """Return the slots of a class that are neither live, in any tree, nor taken."""
+        with self._changed:
+            used = self._live_ids() | {slot.id for slot in self._taken}
+            return [slot for slot in self._slots.get(shape_class, []) if slot.id not in used]
+
+    def take(self, shape_class: str) -> Slot | None:
+        """Reserve a free slot for writing, if there is one; `switch` or `give` ends that."""
+        with self._changed:
+            free = self.free(shape_class)
+            if not free:
+                return None
+            self._taken.add(free[0])
+            return free[0]
+
+    def give(self, slot: Slot) -> None:
+        """Give a taken slot back that will not be switched to."""
+        with self._changed:
+            self._taken.discard(slot)
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a slot may have become free."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def switch(self, segment: int, slot: Slot, *, tree: str | None = None) -> None:
+        """Make `slot` the live one of a segment, durably; the slot before is free afterwards.
+
+        A symlink aside, a rename over the live name, an fsync of its directory. Everything in the
+        slot must have been flushed. Raises RunError.
+        """
+        link = self._link(segment, tree)
+        up = len(link.parent.relative_to(self.run_dir).parts)
+        replace_link(link, "../" * up + f"slots/{slot.id}")
+        self.give(slot)
+
+    def tree(self) -> str | None:
+        """Return the name of the live tree; None before the first switch or without trees."""
+        store = self.run_dir / "store"
+        return Path(os.readlink(store)).name if store.is_symlink() else None
+
+    def switch_tree(self) -> None:
+        """Make the other tree the live one, durably (the first time: tree a). Raises RunError."""
+        if not self._trees:
+            raise ValueError("a store that commits every step has one tree")
+        tree = "b" if self.tree() == "a" else "a"
+        replace_link(self.run_dir / "store", f"trees/{tree}")
+
+    def delete_free(self) -> None:
+        """Delete every slot that is not live or taken: a finished run needs no spares."""
+        with self._changed:
+            for shape_class, slots in self._slots.items():
+                free = set(self.free(shape_class))
+                for slot in free:
+                    _delete(slot.path)
+                self._slots[shape_class] = [slot for slot in slots if slot not in free]
+        flush_directory(self.run_dir / "slots")
+
+    def _known(self, name: str) -> Slot:
+        with self._changed:
+            known = self._slots.get(name.rpartition("-")[0], [])
+            return next(
+                (slot for slot in known if slot.id == name), Slot(self.run_dir / "slots" / name)
+            )
+
+    def _link(self, segment: int, tree: str | None) -> Path:
+        return segments_directory(self.run_dir, tree) / f"{segment:03d}"
+
+    def _live_ids(self) -> set[str]:
+        trees: tuple[str | None, ...] = TREES if self._trees else (None,)
+        return {
+            Path(os.readlink(link)).name
+            for tree in trees
+            for link in segments_directory(self.run_dir, tree).iterdir()
+            if link.is_symlink() and link.suffix != ".next"
+        }
+
+    def _place(self, path: Path) -> None:
+        """Make sure that `path` exists: a directory, or a link to one on the next disk in turn."""
+        if path.is_dir() or not self._paths:
+            return
+        if path.is_symlink():
+            raise RunError(
+                f"the slot {path} lies in {os.readlink(path)}, which is not there: bring its disk "
+                "back, or start over with --fresh"
+            )
+        disk = self._paths[sum(1 for _ in path.parent.iterdir()) % len(self._paths)]
+        target = disk / _POOL / run_token(self.run_dir) / path.name
+        make_directory(target)
+        try:
+            path.symlink_to(target)
+        except OSError as error:
+            raise run_error(error, path, "make the link") from error
+
+
+def frozen_slot(run_dir: Path, segment: int) -> Slot:
+    """Return where a segment's frozen parameters are kept, if it has any."""
+    return Slot(run_dir / "static" / "frozen" / f"{segment:03d}")
+
+
+def create_frozen(run_dir: Path, segment: int, layout: SegmentLayout, *, record_bytes: int) -> Slot:
+    """Make the place of a segment's frozen parameters: written once, with a record like a slot's.
+
+    It appears in the hierarchy as `frozen/NNN`.
+    """
+    ensure_group(run_dir / "static" / "frozen")
+    slot = frozen_slot(run_dir, segment)
+    slot.create(layout, record_bytes)
+    link_static(run_dir, "frozen")
+    return slot
+
+
+def run_token(run_dir: Path) -> str:
+    """Return the name of a run's folder on other disks: readable, and its own."""
+    digest = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=4).hexdigest()
+    return f"{run_dir.name}-{digest}"
+
+
+def _delete(path: Path) -> None:
+    target = path.resolve()
+    shutil.rmtree(target)
+    if path.is_symlink():
+        path.unlink()

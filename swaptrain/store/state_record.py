@@ -1,0 +1,43 @@
+"""What the record of a slot says: its keys in one place, for those who write and read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swaptrain.store.layout import SegmentLayout
+
+__all__ = ["blank_checksums", "state_record"]
+
+
+def state_record(
+    *,
+    segment: int,
+    version: int,
+    fingerprint: str,
+    layout: SegmentLayout,
+    checksums: Mapping[str, Sequence[int]],
+    handoff: Mapping[str, Any] | None = None,
+    losses: Sequence[float] | None = None,
+    norms: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the attributes of a slot's record.
+
+    `version` is the step after which the state is as it is; `checksums` has, by array, the xxh3-64
+    of each chunk; `handoff`, `losses` and `norms` are what else the step needs to go on from here.
+    """
+    return {
+        "segment": segment,
+        "version": version,
+        "fingerprint": fingerprint,
+        "checksums": {name: list(values) for name, values in checksums.items()},
+        "handoff": dict(handoff) if handoff is not None else {},
+        "losses": list(losses) if losses is not None else [],
+        "norms": dict(norms) if norms is not None else {},
+        "table": layout.table(),
+    }
+
+
+def blank_checksums(layout: SegmentLayout) -> dict[str, list[int]]:
+    """Return checksums of the longest text, from which `record_size` finds the bytes to reserve."""
+    return {array.name: [2**64 - 1] * array.chunks for array in layout.arrays}

@@ -1,0 +1,81 @@
+"""What an update allocates stays under the number that the planner is told."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from swaptrain.execute import update as update_module
+from swaptrain.execute.update import UpdateRule
+
+RULES: list[tuple[str, dict[str, object]]] = [
+    ("adadelta", {}), ("adagrad", {}), ("adam", {"amsgrad": True}), ("adamw", {}), ("adamax", {}),
+    ("asgd", {"t0": 1}), ("nadam", {}), ("radam", {}),
+    ("rmsprop", {"momentum": 0.9, "centered": True}), ("rprop", {}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}), ("adafactor", {}), ("muon", {}),
+]  # fmt: skip
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.peak_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        for tensor in tensors(result):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in given and key not in self.live:
+                self.live[key] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, key, None)
+        self.peak_bytes = max(self.peak_bytes, sum(self.live.values()))
+        return result
+
+
+def tensors(tree: object) -> list[Tensor]:
+    """Return the tensors in nested arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@pytest.mark.parametrize("shape", [(100, 400), (150, 150), (7, 5)])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("name", "arguments"), RULES)
+def test_allocations_stay_under_the_bound(
+    name: str,
+    arguments: dict[str, object],
+    split: bool,
+    shape: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First and second step, of parameters larger and smaller than a block."""
+    monkeypatch.setattr(update_module, "CPU_BLOCK_ELEMENTS", 4096)
+    rule = UpdateRule(name=name, lr=1e-3, weight_decay=None, arguments=arguments)
+    state = {key: torch.zeros(of) for key, of in rule.state_tensors(shape).items()}
+    if rule.elementwise:
+        rule.state_tensors((1,))  # found out once per number of dimensions, on tiny tensors
+    parameter, gradient = torch.randn(shape), torch.randn(shape)
+    hi, lo = parameter.bfloat16(), torch.zeros(shape, dtype=torch.int16)
+    bound_bytes = rule.scratch_bytes(shape, split=split)
+    for updates_before in range(2):
+        given: dict[str, Any] = {"updates_before": updates_before, "lr": 1e-3, "decay": True}
+        with PeakBytes() as measured:
+            if split:
+                rule.update_split(hi, lo, gradient, state, **given)
+            else:
+                rule.update(parameter, gradient, state, **given)
+        assert measured.peak_bytes <= bound_bytes
+    if split and rule.elementwise:
+        assert bound_bytes <= 4 * 4096 * 7 + 256

@@ -1,0 +1,193 @@
+"""What a person sees while training runs."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from swaptrain.observe.progress import Progress
+from swaptrain.observe.progress_line import progress_line
+from swaptrain.observe.step_metrics import StepMetrics
+
+GIB = 2**30
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def metrics(step: int = 12, **fields: Any) -> StepMetrics:
+    return StepMetrics(
+        **{"step": step, "loss": 3.21414, "lr": 1e-3, "tokens": 67_568, "step_s": 41.2, **fields}
+    )
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=100,
+        height=30,
+        color_system=None,
+        legacy_windows=False,
+        _environ={"TERM": "xterm"},
+    )
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_line_of_a_step() -> None:
+    """The line has each number that a person can act on, in its unit."""
+    line = progress_line(
+        metrics(
+            read_bytes=96 * GIB,
+            write_bytes=71 * GIB,
+            peak_host_bytes=int(21.7 * GIB),
+            cache_hit_fraction=0.63,
+            io_wait_s=3.3,
+        ),
+        total_steps=200,
+        host_budget_bytes=24 * GIB,
+        eta_s=7560.0,
+    )
+    assert line == (
+        "step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.3 GiB/s"
+        " | wrote 71.0 GiB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h"
+    )
+
+
+def test_the_line_leaves_out_what_is_not_known() -> None:
+    """No disk traffic, no budget, last step, a loss that is not finite, a step of no time."""
+    line = progress_line(
+        metrics(step=200, loss=math.nan, step_s=0.0, eval_loss=2.5), total_steps=200, eta_s=0.0
+    )
+    assert line.startswith("step 200/200 | loss nan | eval 2.5000 | 0.0 ms | ")
+    assert "read" not in line
+    assert "RAM" not in line
+    assert "eta" not in line
+
+
+@pytest.mark.parametrize(("budget", "text"), [(512 * 2**20, "RAM 256.0/512 MiB"), (None, "256.0")])
+def test_small_budgets_are_shown_in_mib(budget: int | None, text: str) -> None:
+    """The unit is that of the budget."""
+    line = progress_line(metrics(peak_host_bytes=2**28), total_steps=20, host_budget_bytes=budget)
+    assert text in line
+
+
+def test_plain_output_has_one_line_a_step() -> None:
+    """Not a terminal: no escape codes, no wrapping, one line for each step and note."""
+    out, clock = console(terminal=False), Clock()
+    with Progress(console=out, clock=clock, host_budget_bytes=GIB) as progress:
+        progress.start(3, 1, 4)
+        for step in (1, 2, 3):
+            for segment in range(4):
+                progress.tick(step, "forward", segment, 4)
+            clock.now_s += 5
+            progress.step_done(metrics(step, read_bytes=GIB, peak_host_bytes=GIB // 2))
+        progress.note("saved [bold]as is[/bold] :smile:")
+        progress.finish("done")
+    lines = shown(out).splitlines()
+    assert [line.split(" |")[0] for line in lines] == [
+        "training 3 steps, 4 segments",
+        "step 1/3",
+        "step 2/3",
+        "step 3/3",
+        "saved [bold]as is[/bold] :smile:",
+        "done",
+    ]
+    assert "\x1b" not in shown(out)
+    assert "eta 82.4 s" in lines[1]
+    assert len(lines[1]) > 100
+
+
+def test_plain_output_of_a_long_step_ticks_every_30_seconds() -> None:
+    """A step of 100 s with an instruction every 4 s gives 3 lines that say where it is."""
+    out, clock = console(terminal=False), Clock()
+    with Progress(console=out, clock=clock) as progress:
+        progress.start(2, 2, 26)
+        for segment in range(26):
+            progress.tick(2, "forward", segment, 26)
+            clock.now_s += 4
+    lines = shown(out).splitlines()
+    assert lines[0] == "going on with step 2 of 2, 26 segments"
+    assert lines[1] == "step 2/2 | forward, segment 9/26 | 32.0 s"
+    assert len(lines) == 4
+
+
+def test_the_terminal_shows_the_segment_and_the_last_line() -> None:
+    """A terminal shows a bar with the segment inside the step, and keeps each slow step's line."""
+    out, clock = console(terminal=True), Clock()
+    with Progress(console=out, clock=clock) as progress:
+        progress.start(20, 1, 8)
+        clock.now_s += 2
+        progress.tick(1, "forward", 2, 8)
+        progress.tick(1, "forward", 3, 8)  # within a tenth of a second: not drawn
+        clock.now_s += 2
+        progress.tick(1, "backward", 5, 8)
+        progress.step_done(metrics(1))
+        progress.finish("the run is in runs/x")
+    text = shown(out)
+    assert "segment 3/8" in text
+    assert "segment 4/8" not in text
+    assert "backward" in text
+    assert "━" in text
+    assert "loss 3.2141" in text
+    assert "the run is in runs/x" in text
+
+
+def test_quick_steps_do_not_flood_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 steps in 10 s the scrollback keeps about ten, the evaluated and the last always."""
+    out, clock = console(terminal=True), Clock()
+    printed: list[str] = []
+    with Progress(console=out, clock=clock) as progress:
+        progress.start(1000, 1, 2)
+        monkeypatch.setattr(
+            out, "print", lambda *what, **_: printed.extend(w for w in what if isinstance(w, str))
+        )
+        for step in range(1, 1001):
+            progress.tick(step, "forward", 0, 2)
+            clock.now_s += 0.01
+            progress.step_done(metrics(step, step_s=0.01, eval_loss=2.5 if step == 17 else None))
+        progress.finish("done")
+    assert 10 <= len(printed) <= 14
+    assert printed[0].startswith("step 17/1000")
+    assert printed[-2].startswith("step 1000/1000")
+    assert printed[-1] == "done"
+
+
+def test_the_terminal_is_given_back_after_an_error() -> None:
+    """An exception passes through, the cursor is shown again, the last step's line stays."""
+    out = console(terminal=True)
+    with (
+        pytest.raises(ZeroDivisionError),
+        Progress(console=out, clock=Clock()) as progress,
+    ):
+        progress.start(20, 1, 8)
+        progress.step_done(metrics(7))
+        raise ZeroDivisionError
+    text = shown(out)
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert "step 7/20" in text[text.rindex("\x1b[?25h") :]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ticks_are_cheap(terminal: bool) -> None:
+    """A thousand ticks within a tenth of a second draw once at most."""
+    out = console(terminal=terminal)
+    with Progress(console=out, clock=Clock()) as progress:
+        progress.start(2, 1, 1000)
+        for segment in range(1000):
+            progress.tick(1, "update", segment, 1000)
+    assert shown(out).count("update") <= 2

@@ -1,0 +1,86 @@
+"""Aligned buffers, small layouts and committed stores for the tests of the store."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from swaptrain.program.tensors import TensorSpec
+from swaptrain.store.commit import Checksums, Committer, Write
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.layout import ArrayLayout, SegmentLayout, lay_out
+from swaptrain.store.record import record_size
+from swaptrain.store.root import RootRecord, create_root
+from swaptrain.store.slots import Slots
+from swaptrain.store.state_record import blank_checksums, state_record
+
+
+def aligned(nbytes: int) -> memoryview:
+    """Return zeroed memory that starts at a page."""
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
+def spec(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TensorSpec:
+    """Return a row-major tensor."""
+    stride = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    return TensorSpec(name, shape, stride, dtype)
+
+
+def array(name: str, tensors: list[TensorSpec], *, chunk_bytes: int = 8192) -> ArrayLayout:
+    """Return a layout of small chunks."""
+    return lay_out(name, tensors[0].dtype, tensors, chunk_limit_bytes=chunk_bytes)
+
+
+class SmallStore:
+    """A run directory with slots for one shape class, and a way to commit arrays into it."""
+
+    def __init__(self, run_dir: Path, layouts: list[SegmentLayout], *, spares: int = 1) -> None:
+        self.run_dir, self.layouts = run_dir, layouts
+        self.io = DirectIO()
+        self.slots = Slots(run_dir)
+        self.record_bytes = max(
+            record_size(self.record(k, 0, blank_checksums(layout)))
+            for k, layout in enumerate(layouts, 1)
+        )
+        for shape_class in {layout.shape_class for layout in layouts}:
+            of_class = [layout for layout in layouts if layout.shape_class == shape_class]
+            self.slots.create(of_class[0], len(of_class) + spares, record_bytes=self.record_bytes)
+        self.committer = Committer(self.io, self.slots)
+
+    def record(self, k: int, version: int, checksums: dict[str, list[int]]) -> dict[str, object]:
+        return state_record(
+            segment=k,
+            version=version,
+            fingerprint="test",
+            layout=self.layouts[k - 1],
+            checksums=checksums,
+        )
+
+    def commit(self, k: int, version: int, contents: dict[str, dict[str, np.ndarray]]) -> None:
+        """Commit segment k: contents by array, then by tensor, in storage order."""
+        layout = self.layouts[k - 1]
+        writes = []
+        slot = self.committer.take(layout.shape_class)
+        for part in layout.arrays:
+            buffer = aligned(part.nbytes)
+            for entry in part.entries:
+                value = contents[part.name][entry.tensor.name].reshape(-1)
+                start = entry.offset * entry.tensor.itemsize
+                buffer[start : start + value.nbytes] = value.tobytes()
+            writes.append(Write(slot.array(part.name), buffer))
+
+        def record(checksums: Checksums) -> dict[str, object]:
+            return self.record(k, version, checksums.arrays)
+
+        self.committer.commit(k, slot, record, writes).result()
+
+    def finish(self) -> None:
+        """Write the root and close."""
+        create_root(self.run_dir, RootRecord("test", [{} for _ in self.layouts]))
+        self.close()
+
+    def close(self) -> None:
+        self.committer.close()
+        self.io.close()

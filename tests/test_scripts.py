@@ -1,0 +1,150 @@
+"""The scripts: they parse, refuse an old Python, find the repository from anywhere, and reuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHELL = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
+
+
+@pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
+def test_shell_scripts_parse_and_are_strict(path: Path) -> None:
+    """bash accepts every script, and each that is run (not sourced) stops at the first failure."""
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    if path.name != "environment.sh":
+        assert "set -euo pipefail" in path.read_text()
+        assert os.access(path, os.X_OK), f"{path} is not executable"
+
+
+def test_ci_runs_the_very_command_of_the_readme() -> None:
+    """CI and a user run the tests in the same way."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[-1] == "bash scripts/test.sh"
+    readme = (ROOT / "README.md").read_text()
+    assert "bash scripts/test.sh" in readme
+    assert "bash scripts/quickstart.sh" in readme
+
+
+def fake_python(directory: Path, version: str, *, fails: bool = False) -> str:
+    """Write a stand-in for python into a directory; it logs its calls and makes fake venvs."""
+    path = directory / "fake-python"
+    path.write_text(f"""#!/usr/bin/env bash
+[[ "$1" == --version ]] && echo "Python {version}" && exit
+[[ "$1" == -c ]] && exit {int(fails)}
+echo "$*" >> "{directory}/calls"
+[[ "$2" == venv ]] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/pip"
+exit 0
+""")
+    path.chmod(0o755)
+    return str(path)
+
+
+def run_script(name: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of the repository from another directory."""
+    return subprocess.run(
+        ["bash", str(ROOT / "scripts" / name), "train.steps=2"],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_old_python_is_refused_with_the_version_that_is_needed(tmp_path: Path) -> None:
+    """Nothing is made, and the message names what was found, what is needed and the way out."""
+    python = fake_python(tmp_path, "3.9.1", fails=True)
+    done = run_script("quickstart.sh", tmp_path, PYTHON=python, VENV=str(tmp_path / "venv"))
+    assert done.returncode == 2
+    assert "needs Python 3.11 or later; found: Python 3.9.1" in done.stderr
+    assert "PYTHON=" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_the_second_start_installs_nothing(tmp_path: Path) -> None:
+    """The environment is made once, the arguments are passed on, from any directory."""
+    python, venv = fake_python(tmp_path, "3.12.0"), tmp_path / "venv"
+    for _ in range(2):
+        done = run_script("quickstart.sh", tmp_path, PYTHON=python, VENV=str(venv))
+        assert done.returncode == 0, done.stderr
+    train = "-m swaptrain --config configs/quickstart.yaml train.steps=2"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == f"-m venv {venv}"
+    assert calls[1].startswith("-m pip install ")
+    assert calls[2:] == [train, train]
+
+
+def test_the_tests_need_more_than_the_program(tmp_path: Path) -> None:
+    """After a quickstart, test.sh adds the dev extra to the same environment."""
+    python, venv = fake_python(tmp_path, "3.12.0"), tmp_path / "venv"
+    for name in ("quickstart.sh", "test.sh"):
+        assert run_script(name, tmp_path, PYTHON=python, VENV=str(venv)).returncode == 0
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len([call for call in calls if "venv" in call]) == 1
+    assert calls[-2].endswith("-e .[dev]")
+    assert calls[-1] == "-m pytest train.steps=2"
+
+
+@pytest.fixture(scope="module")
+def io_vs_compute() -> ModuleType:
+    """Import scripts/io_vs_compute.py, which is no package."""
+    path = ROOT / "scripts" / "io_vs_compute.py"
+    spec = importlib.util.spec_from_file_location("io_vs_compute", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_traffic_floor_is_the_design_formula(io_vs_compute: ModuleType) -> None:
+    """26 P + 3 K without a cache; with all state cached one write of it and the values remain."""
+    parameters, values = 1000, 50
+
+    def floor(cache: float, weight: int = 2, every: int = 1) -> float:
+        job = io_vs_compute.Job(parameters, weight, values, 0, every)
+        return float(io_vs_compute.floor_bytes(job, cache))
+
+    assert floor(0) == 26 * parameters + 3 * values
+    assert floor(0, weight=4) == 28 * parameters + 3 * values
+    assert floor(2 * parameters) == 22 * parameters + 3 * values
+    assert floor(12 * parameters) == 12 * parameters + 3 * values
+    assert floor(1e9) == 12 * parameters + values
+    assert floor(1e9, every=4) == 12 * parameters / 4
+    assert floor(0, every=4) == 26 * parameters + 2 * values
+
+
+def test_the_disk_is_measured_at_the_mix(
+    io_vs_compute: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe moves the bytes that it says, in the given ratio, and leaves nothing behind."""
+    engines = []
+
+    class Counted(io_vs_compute.DirectIO):  # type: ignore[misc,name-defined]
+        def __init__(self, threads: int) -> None:
+            super().__init__(threads)
+            engines.append(self)
+
+    monkeypatch.setattr(io_vs_compute, "DirectIO", Counted)
+    monkeypatch.setattr(io_vs_compute, "PROBE_BYTES", 16 * 2**20)
+    monkeypatch.setattr(io_vs_compute, "REQUEST_BYTES", 2**20)
+    assert io_vs_compute.disk_bytes_per_s(tmp_path, 300.0, 100.0) > 0
+    engine = engines[0]
+    assert engine.read_bytes == 24 * 2**20
+    assert engine.write_bytes == (16 + 8) * 2**20, "the files are filled first"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plot_is_written(io_vs_compute: ModuleType, tmp_path: Path) -> None:
+    """Points become a PNG without a warning."""
+    point = io_vs_compute.Point(2**28, 4, 2.0, 1.0, 0.2, 0.5, 2e9, 1e9, 2.5e9, 1.0, 1.2)
+    io_vs_compute.plot([point, point], tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
