@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config import Config, load_config
+from swaptrain.errors import BudgetError
 from swaptrain.store.direct import DirectIO
 from swaptrain.units import GIB, MIB, exact_size, format_size, parse_size
 
@@ -95,15 +96,33 @@ def floor_bytes(job: Job, cache_bytes: float) -> float:
 
 
 def describe(config: Config) -> Job:
-    """Plan the config and return what its floors depend on."""
-    from swaptrain.execute.plan import plan
+    """Capture and cut the model as a run does, and return what the floors depend on.
 
-    planned = plan(config)
+    Raises BudgetError where memory.host cannot work.
+    """
+    from swaptrain.data import open_example
+    from swaptrain.execute.build import build, cast_batch, model_factory
+    from swaptrain.execute.device import open_device
+    from swaptrain.execute.planning import make_plan
+    from swaptrain.execute.update import UpdateRule
+
+    factory, optimizer = model_factory(config), config.optimizer
+    example = open_example(config.data, model_vocabulary=factory.vocabulary)
+    rule = UpdateRule(
+        name=optimizer.name,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        arguments=optimizer.arguments,
+    )
+    device = open_device(config.device, config.memory.device)
+    built = build(config, factory, example)
+    plan = make_plan(config, built, rule, device, cast_batch(example, config.model.dtype))
+    values = sum(array.nbytes for array in plan.layouts.values.values())
     return Job(
-        parameters=planned.model.parameter_count,
+        parameters=plan.captured.model.parameter_count,
         weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
-        boundary_bytes=planned.boundary_bytes,
-        smallest_host_bytes=planned.smallest_host_bytes,
+        boundary_bytes=values * config.data.micro_batches,
+        smallest_host_bytes=plan.least_host_bytes,
         commit_every=config.store.commit_every,
     )
 
@@ -122,12 +141,13 @@ def run_once(
         f"data.cache={work / 'tokens'}",
     ]
     command = [sys.executable, "-m", "swaptrain", "--config", str(options.config), *overrides]
-    job = describe(load_config(options.config, overrides))
+    try:
+        job = describe(load_config(options.config, overrides))
+    except BudgetError as error:
+        print(f"skipped: {error}", file=sys.stderr)
+        return None
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 2:
-            print(f"{exact_size(host_bytes)}: {done.stderr.strip()}", file=sys.stderr)
-            return None
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()

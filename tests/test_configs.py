@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -109,3 +111,28 @@ def test_example_modules_are_plain_pytorch() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "swaptrain" not in ast.unparse(node)
+
+
+def shortened(path: Path, run_dir: Path) -> list[str]:
+    """Return the command of a config with a tiny model and two steps."""
+    command = [sys.executable, "-m", "swaptrain", "--config", str(path), f"run.dir={run_dir}"]
+    command += ["train.steps=2", "data.sequence_length=16", "data.text='{stdlib}/io.py'"]
+    command += ["model.hf.hidden_size=32", "model.hf.intermediate_size=64", "train.threads=1"]
+    return [*command, "model.hf.num_hidden_layers=2", "model.hf.num_attention_heads=2"]
+
+
+def test_the_quickstart_runs(tmp_path: Path) -> None:
+    """Shortened, it trains, says where the run is, and a second start says that it is finished."""
+    run_dir = tmp_path / "run"
+    command = shortened(ROOT / "configs" / "quickstart.yaml", run_dir)
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout + done.stderr
+        assert "finished" in said and str(run_dir) in said
+        assert "export" in said, "it says what to try next"
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0]["loss"] == pytest.approx(5.55, abs=0.2), "the logarithm of 257"
+    # Commits are written behind the computing, so a step's bytes may be counted by the next.
+    assert sum(row["write_bytes"] for row in rows) > 0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from swaptrain.capture.eager_branches import eager_branches, inlined_checkpoints
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
@@ -53,12 +54,14 @@ def export_graph(
     module.train()
     wrapper = _Loss(module)
     before = _python_state(module)
-    with fake_mode, _inlined_checkpoints():
-        example = {key: fake_mode.from_tensor(value) for key, value in batch.items()}
+    try:
+        with eager_branches(batch):
+            program = _export(wrapper, fake_mode, batch)
+    except CaptureError:
+        raise
+    except Exception:  # whatever torch raises: the model may know a branch for exporting
         try:
-            program = torch.export.export(wrapper, (example,), strict=False)
-        except CaptureError:
-            raise
+            program = _export(wrapper, fake_mode, batch)
         except Exception as error:
             raise CaptureError(_explain(error, module)) from error
     changed = sorted(
@@ -74,6 +77,27 @@ def export_graph(
         raise CaptureError(f"torch.export returned {type(captured).__name__}, not a graph")
     _clean(captured)
     return captured
+
+
+def _export(
+    wrapper: nn.Module, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with fake_mode, inlined_checkpoints(), warnings.catch_warnings(), _silent(log):
+        # The weights of recurrent layers are also in a plain list of the module.
+        warnings.filterwarnings("ignore", "The tensor attributes? ", UserWarning)
+        example = {key: fake_mode.from_tensor(value) for key, value in batch.items()}
+        return torch.export.export(wrapper, (example,), strict=False)
+
+
+@contextlib.contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    """Keep torch from printing the traceback of an export that is tried in another way."""
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = disabled
 
 
 def _clean(captured: fx.GraphModule) -> None:
@@ -94,38 +118,6 @@ def _is_impure(node: fx.Node) -> bool:
     if schema is None:
         return "getitem" not in str(node.target)
     return schema.is_mutable or "norm" in str(node.target)
-
-
-@contextlib.contextmanager
-def _inlined_checkpoints() -> Iterator[None]:
-    """Replace torch's activation checkpointing by a plain call while exporting.
-
-    Reentrant checkpointing is captured as a region without gradients, which loses them silently.
-    swaptrain recomputes by segment anyway.
-    """
-    import torch.utils.checkpoint as module
-
-    original = module.checkpoint
-
-    def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-        for option in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check"):
-            kwargs.pop(option, None)
-        kwargs.pop("debug", None)
-        kwargs.pop("early_stop", None)
-        return function(*args, **kwargs)
-
-    replaced: list[tuple[Any, str]] = []
-    for loaded in list(sys.modules.values()):
-        for name, value in list(getattr(loaded, "__dict__", {}).items()):
-            if value is original:
-                replaced.append((loaded, name))
-    for owner, name in replaced:
-        setattr(owner, name, inlined)
-    try:
-        yield
-    finally:
-        for owner, name in replaced:
-            setattr(owner, name, original)
 
 
 def _python_state(module: nn.Module) -> dict[str, object]:

@@ -93,6 +93,7 @@ def construct(
     seed: int,
     scratch_dir: Path,
     fake_from_bytes: int = 16 << 10,
+    resident_bytes: int = 256 << 20,
 ) -> Construction:
     """Run `factory` under `seed` without keeping its parameters in memory.
 
@@ -100,11 +101,12 @@ def construct(
     first, and are left where the plain constructor leaves them. Storages of `fake_from_bytes` and
     more are fake while the factory runs, and every operation on them is logged. Where that cannot
     be exact, the factory runs a second time, eagerly, with its large tensors in unlinked files in
-    `scratch_dir`, and `refusal` of the result says why. What the factory raises there is raised.
+    `scratch_dir`, of which about `resident_bytes` are in memory, and `refusal` of the result says
+    why. What the factory raises there is raised.
     Raises CaptureError for parameters that are not initialised or not dense on the CPU.
     """
     default_dtype = torch.get_default_dtype()
-    files = ScratchFiles(scratch_dir)
+    files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
     try:
         return _recorded(factory, seed, files, fake_from_bytes)
     except Exception as error:

@@ -35,7 +35,7 @@ class ScratchFiles:
     The files vanish with the last reference to a storage, or with the process.
     """
 
-    def __init__(self, scratch_dir: Path, *, resident_bytes: int = 256 << 20) -> None:
+    def __init__(self, scratch_dir: Path, *, resident_bytes: int) -> None:
         self._scratch_dir = scratch_dir
         self._resident_limit_bytes = resident_bytes
         # Weak: a temporary of the constructor must not be kept, nor written out.

@@ -96,7 +96,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise self.refuse(f"{func} gets a {type(tensor).__name__}")
         elif operations.is_strided(tensor) and self.log.knows(storage_key(tensor)):
-            # `p.data = fake` under a function that hides it; see capture of `.data` in Intercept.
+            # `.data =` from where Intercept does not see it.
             raise self.refuse(f"{func} gets a plain tensor on the storage of a fake one")
 
     def _run_real(self, func: OpOverload, leaves: list[Any], structure: TreeSpec) -> Any:

@@ -272,8 +272,8 @@ def resized_storage() -> nn.Module:
 
 def outside_memory() -> nn.Module:
     model = nn.Linear(2, 2)
-    model.table = nn.Parameter(torch.from_numpy(np.arange(20e6, dtype=np.float32)))
-    model.copied = nn.Parameter(torch.ones(20_000_000))
+    model.table = nn.Parameter(torch.from_numpy(np.arange(17e6, dtype=np.float32)))
+    model.copied = nn.Parameter(torch.ones(17_000_000))
     with torch.no_grad():
         model.copied.copy_(model.table)
     return model
@@ -351,10 +351,13 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float32) for name in ARCHITECTURES]
+    + [(name, torch.bfloat16) for name in ("llama tied", "mixtral", "mamba", "t5")],
+)
 def test_transformers_models_are_recorded(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Architectures of transformers are recorded as they are, in both dtypes."""
+    """Architectures of transformers are recorded as they are, in float32 and in bfloat16."""
     auto, config, fields = ARCHITECTURES[name]
     built = constructed(from_transformers(auto, config, dtype, **fields), tmp_path)
     assert built.refusal is None
@@ -420,6 +423,34 @@ def test_errors_of_the_factory_are_its_own(tmp_path: Path) -> None:
         construct(lambda: nn.Sequential(nn.LazyLinear(3)), seed=SEED, scratch_dir=tmp_path)
 
 
+def test_only_parameters_are_fake(tmp_path: Path) -> None:
+    """Tensors that the factory leaves elsewhere are real; views of parameters stay views."""
+    elsewhere: list[torch.Tensor] = []
+
+    def factory() -> nn.Module:
+        model = linear_pair()
+        model.start = model[0].weight.detach().clone()
+        model.table = {"rows": torch.randn(100, 100)[5:]}
+        model.view = model[0].weight.data
+        model.small_view = model[1].bias.data
+        elsewhere[:] = [torch.randn(100, 100)]
+        return model
+
+    built = construct(factory, seed=SEED, scratch_dir=tmp_path)
+    made_elsewhere = elsewhere[0]
+    torch.manual_seed(SEED)
+    plain = factory()
+    assert same_bits(plain.start, built.module.start)  # type: ignore[arg-type]
+    assert same_bits(plain.table["rows"], built.module.table["rows"])  # type: ignore[index]
+    assert same_bits(elsewhere[0], made_elsewhere)
+    for view, parameter in (
+        (built.module.view, built.module[0].weight),  # type: ignore[index]
+        (built.module.small_view, built.module[1].bias),  # type: ignore[index]
+    ):
+        assert isinstance(view, FakeTensor)
+        assert view.untyped_storage()._cdata == parameter.untyped_storage()._cdata
+
+
 def test_the_module_computes_under_its_fake_mode(tmp_path: Path) -> None:
     """A forward and backward in the fake mode give gradients shaped like the parameters."""
     for factory in (lambda: nn.LSTM(64, 64), lambda: nn.LSTM(8, 8)):
@@ -463,7 +494,7 @@ STEPS: dict[str, Callable[[Tensors, torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 50), st.integers(0, 50)),
@@ -510,22 +541,27 @@ def peak_kib():
     # ru_maxrss would begin with the peak of the process that started this one.
     return int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 def run(width, depth):
-    built = construct(lambda: build(width, depth), seed=0, scratch_dir=pathlib.Path(sys.argv[1]))
+    built = construct(
+        lambda: build(width, depth),
+        seed=0,
+        scratch_dir=pathlib.Path(sys.argv[1]),
+        resident_bytes=48 << 20,
+    )
     assert built.recorded != eager
     for name, _ in built.module.named_parameters():
         built.value(name)
 run(64, 2)
 before = peak_kib()
-run(2048, 24)
+run(2048, 12)
 print(peak_kib() - before)
 """
 
 
-@pytest.mark.parametrize(("mode", "allowed_bytes"), [("recorded", 40 << 20), ("eager", 320 << 20)])
+@pytest.mark.parametrize(("mode", "allowed_bytes"), [("recorded", 40 << 20), ("eager", 110 << 20)])
 def test_peak_memory_is_far_below_the_weights(
     mode: str, allowed_bytes: int, tmp_path: Path
 ) -> None:
-    """384 MiB of weights in 16 MiB parameters are constructed and read in a fraction of that."""
+    """192 MiB of weights in 16 MiB parameters are constructed and read in a fraction of that."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(tmp_path), mode],
         capture_output=True,

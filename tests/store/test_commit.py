@@ -207,6 +207,18 @@ def test_a_spilled_gradient_gets_a_record(store: SmallStore, tmp_path: Path) -> 
     store.close()
 
 
+def test_actions_come_after_what_was_submitted_before(store: SmallStore) -> None:
+    """What waits for commits runs when they are durable, in order."""
+    kind = LAYOUTS[0].shape_class
+    slot = store.committer.take(kind)
+    seen: list[str] = []
+    store.committer.commit(2, slot, lambda sums: {"version": 1}, [])
+    store.committer.then(lambda: seen.append(store.slots.live(2).id))
+    store.committer.drain()
+    assert seen == [slot.id]
+    store.close()
+
+
 DRIVER = Path(__file__).with_name("kill_driver.py")
 
 

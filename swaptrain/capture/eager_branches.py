@@ -1,0 +1,85 @@
+"""Makes a model take, while it is exported, the branches that it takes when it runs eagerly."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+__all__ = ["eager_branches", "inlined_checkpoints"]
+
+
+@contextlib.contextmanager
+def eager_branches(batch_keys: Collection[str]) -> Iterator[None]:
+    """Answer "not compiling, not exporting" to the model's own questions.
+
+    transformers chooses other kernels while exporting: an explicit mask instead of a causal
+    attention, other implementations of experts. Their last bits differ from the eager model's, and
+    the mask costs memory. Where the batch brings no positions, no sequences are packed, which
+    transformers finds out by looking at values that an export does not have.
+    """
+    replacements: list[tuple[Any, str, Any]] = [
+        (torch.compiler, "is_exporting", _false),
+        (torch.compiler, "is_compiling", _false),
+    ]
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is not None and "position_ids" not in batch_keys:
+        replacements.append((masking, "find_packed_sequence_indices", _nothing_packed))
+    with contextlib.ExitStack() as stack:
+        for owner, name, function in replacements:
+            if hasattr(owner, name):
+                stack.enter_context(_replaced([(owner, name)], function))
+        yield
+
+
+@contextlib.contextmanager
+def inlined_checkpoints() -> Iterator[None]:
+    """Replace torch's activation checkpointing by a plain call while exporting.
+
+    Reentrant checkpointing is captured as a region without gradients, which loses them silently.
+    swaptrain recomputes by segment anyway.
+    """
+    original = torch.utils.checkpoint.checkpoint
+    bindings = [
+        (module, name)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is original
+    ]
+    with _replaced(bindings, _plain_call):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(bindings: list[tuple[Any, str]], function: Callable[..., Any]) -> Iterator[None]:
+    originals = [getattr(owner, name) for owner, name in bindings]
+    for owner, name in bindings:
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(bindings, originals, strict=True):
+            setattr(owner, name, original)
+
+
+_CHECKPOINT_OPTIONS = (
+    "use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",
+)  # fmt: skip
+
+
+def _plain_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for option in _CHECKPOINT_OPTIONS:
+        kwargs.pop(option, None)
+    return function(*args, **kwargs)
+
+
+def _false() -> bool:
+    return False
+
+
+def _nothing_packed(position_ids: object) -> None:
+    """Say that no sequences are packed, whatever the positions are."""

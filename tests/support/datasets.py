@@ -1,0 +1,73 @@
+"""Small map-style datasets: item i is a function of i alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Items", "image_labels", "images", "pairs", "tokens", "vectors"]
+
+
+class Items:
+    """Makes item i with a generator seeded by i."""
+
+    def __init__(self, kind: str, length: int = 40) -> None:
+        self.kind, self.length = kind, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        g = torch.Generator().manual_seed(index)
+        if self.kind == "images":
+            return {"x": torch.randn(1, 16, 16, generator=g)}
+        if self.kind == "image_labels":
+            label = torch.randint(0, 10, (), generator=g)
+            return {"x": torch.randn(1, 8, 8, generator=g), "y": label}
+        if self.kind == "pairs":
+            return {
+                "source": torch.randint(0, 40, (12,), generator=g),
+                "target": torch.randint(0, 40, (10,), generator=g),
+            }
+        if self.kind == "vectors":
+            return {"x": torch.randn(16, generator=g)}
+        return {"ids": torch.randint(0, 50, (16,), generator=g)}
+
+
+def images() -> Items:
+    return Items("images")
+
+
+def image_labels() -> Items:
+    return Items("image_labels")
+
+
+def pairs() -> Items:
+    return Items("pairs")
+
+
+def tokens() -> Items:
+    return Items("tokens")
+
+
+def vectors() -> Items:
+    return Items("vectors")
+
+
+class TextItems:
+    """Token sequences under the names that transformers' models take."""
+
+    def __init__(self, vocabulary: int, length: int) -> None:
+        self.vocabulary, self.sequence_length = vocabulary, length
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        g = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, self.vocabulary, (self.sequence_length,), generator=g)
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+def text(vocabulary: int = 64, length: int = 16) -> TextItems:
+    return TextItems(vocabulary, length)

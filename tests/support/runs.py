@@ -1,0 +1,100 @@
+"""Runs swaptrain in this process and plain PyTorch beside it, and compares bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from swaptrain.config import Config, load_config
+from swaptrain.data.batches import Batches
+from swaptrain.data import open_data
+from swaptrain.execute.build import model_factory
+from swaptrain.execute.train import train
+from swaptrain.reference import ReferenceResult, train_reference
+from swaptrain.store.export import export_weights
+
+__all__ = ["assert_same_bits", "config_of", "losses", "reference", "rows", "trained", "weights"]
+
+
+def config_of(run_dir: Path, tree: dict[str, Any]) -> Config:
+    """Return the config of a small run; `tree` overrides sections of the defaults."""
+    base: dict[str, Any] = {
+        "data": {"micro_batch": 2, "micro_batches": 3, "shuffle": False},
+        "optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
+        "train": {"steps": 5, "seed": 3, "threads": 1},
+        "device": "cpu",
+        "memory": {"host": "256MiB"},
+        "run": {"dir": str(run_dir)},
+    }
+    for section, fields in tree.items():
+        base[section] = {**base.get(section, {}), **fields} if isinstance(fields, dict) else fields
+    path = run_dir.with_suffix(".yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(base))
+    return load_config(path)
+
+
+def trained(config: Config, **options: bool) -> Path:
+    """Train and return the run directory."""
+    train(config, **options)
+    return config.run.dir
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run_dir: Path) -> list[float]:
+    """Return the losses of all steps."""
+    return [row["loss"] for row in rows(run_dir)]
+
+
+def weights(run_dir: Path) -> dict[str, Tensor]:
+    """Return the masters of the last commit, by name."""
+    from safetensors.torch import load_file
+
+    to = run_dir / "weights.safetensors"
+    export_weights(run_dir, to, "float32")
+    tensors = load_file(to)
+    to.unlink()
+    return tensors
+
+
+def reference(config: Config) -> ReferenceResult:
+    """Train the same model on the same batches in plain PyTorch."""
+    torch.set_num_threads(config.train.threads or 1)
+    factory = model_factory(config)
+    data: Batches = open_data(
+        config.data,
+        seed=config.train.seed,
+        run_dir=config.run.dir.with_name(config.run.dir.name + "-reference"),
+        model_vocabulary=factory.vocabulary,
+    )
+    optimizer = config.resolved().optimizer
+    return train_reference(
+        factory.make,
+        data.batch,
+        steps=config.train.steps,
+        micro_batches=config.data.micro_batches,
+        seed=config.train.seed,
+        dtype=getattr(torch, config.model.dtype),
+        optimizer=optimizer.name,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        arguments=optimizer.arguments,
+        schedule=optimizer.schedule,
+        clip_norm=optimizer.clip_norm,
+    )
+
+
+def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """Assert that two sets of tensors have the same names and the same bits."""
+    different = [name for name in left if name in right and not torch.equal(left[name], right[name])]
+    assert not different, f"{len(different)} of {len(left)} tensors differ: {different[:5]}"
+    assert set(left) == set(right)
