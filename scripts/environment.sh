@@ -2,6 +2,9 @@
 # missing or older than pyproject.toml.
 
 VENV="${VENV:-.venv}"
+# PyTorch's threads wait for each other by spinning, which makes a step ten times slower where
+# another process wants the same cores. Waiting passively changes no result.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 
 # Usage: make_environment [dev]. Afterwards "$VENV/bin/python" runs swaptrain (dev: its tests too).
 make_environment() {

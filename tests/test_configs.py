@@ -14,6 +14,10 @@ import torch
 
 from swaptrain.config import Config, load_config
 from swaptrain.data import open_example
+from swaptrain.execute.build import build, cast_batch, model_factory
+from swaptrain.execute.device import open_device
+from swaptrain.execute.planning import Plan, make_plan
+from swaptrain.execute.update import UpdateRule
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -60,8 +64,6 @@ def test_config_names_data_that_every_machine_has(path: Path) -> None:
 
 def parameter_count(config: Config) -> int:
     """Count a model's parameters without a byte of weights."""
-    from swaptrain.execute.build import model_factory
-
     with torch.device("meta"):
         return sum(p.numel() for p in model_factory(config).make().parameters())
 
@@ -111,6 +113,35 @@ def test_example_modules_are_plain_pytorch() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "swaptrain" not in ast.unparse(node)
+
+
+@every_config
+@pytest.mark.usefixtures("in_root")
+def test_config_plans(path: Path, tmp_path: Path) -> None:
+    """The model is captured and cut, and one that fits its budget was found; nothing is written."""
+    overrides = [f"run.dir={tmp_path / 'run'}", "device=cpu"]
+    if path.stem == "big":
+        overrides.append("model.hf.num_hidden_layers=1")  # all are alike, and this takes seconds
+    segments = planned(load_config(path, overrides)).captured.model.segments
+    assert len(segments) > 1
+    if path.stem == "io_vs_compute":
+        assert len(segments) == 12, "its first comment says so"
+    assert not list(tmp_path.iterdir())
+
+
+def planned(config: Config) -> Plan:
+    """Plan as a run does before it writes anything; raises BudgetError where it does not fit."""
+    factory, optimizer = model_factory(config), config.optimizer
+    example = open_example(config.data, model_vocabulary=factory.vocabulary)
+    rule = UpdateRule(
+        name=optimizer.name,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        arguments=optimizer.arguments,
+    )
+    built = build(config, factory, example)
+    device = open_device(config.device, config.memory.device)
+    return make_plan(config, built, rule, device, cast_batch(example, config.model.dtype))
 
 
 def shortened(path: Path, run_dir: Path) -> list[str]:

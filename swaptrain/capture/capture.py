@@ -14,6 +14,7 @@ from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits, choose_cuts
 from swaptrain.capture.export import export_graph
+from swaptrain.capture.gradient_layout import relaid_gradients
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
@@ -57,6 +58,8 @@ class Uncut:
     batch: Mapping[str, torch.Tensor]
     parameters: Mapping[str, ParameterSpec]
     origins: Mapping[fx.Node, Binding]
+    relaid: frozenset[fx.Node]
+    """Nodes whose gradient comes in another layout: no cut is made behind them."""
 
 
 def capture(
@@ -85,7 +88,7 @@ def capture(
     }
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     origins = _origins(captured, trace, names, list(batch))
-    return Uncut(captured, trace, batch, parameters, origins)
+    return Uncut(captured, trace, batch, parameters, origins, relaid_gradients(trace))
 
 
 def cut(
@@ -102,8 +105,8 @@ def cut(
     if cuts is None:
         costs = graph_costs(
             captured, trace, uncut.origins, uncut.parameters, first_reader,
-            state_bytes, working_bytes,
-        )
+            state_bytes, working_bytes, uncut.relaid,
+        )  # fmt: skip
         cuts = choose_cuts(costs, limits)
     loss = _loss_node(captured)
     graphs, codes = slice_graph(captured, trace, cuts, uncut.origins, loss)

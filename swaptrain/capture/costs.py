@@ -26,6 +26,7 @@ def graph_costs(
     first_reader: Mapping[str, fx.Node],
     state_bytes: Callable[[ParameterSpec], int],
     working_bytes: Callable[[ParameterSpec], int],
+    relaid: frozenset[fx.Node] = frozenset(),
 ) -> GraphCosts:
     """Return the costs along the computing nodes, for the cut."""
     nodes = [node for node in captured.graph.nodes if node.op == "call_function"]
@@ -45,7 +46,7 @@ def graph_costs(
     ]
     return GraphCosts(
         live_bytes=_live_bytes(nodes, place, trace),
-        legal=_legal_gaps(nodes, place, trace, captured),
+        legal=_legal_gaps(nodes, place, trace, captured, relaid),
         state_bytes=state,
         working_bytes=working,
         activation_bytes=activation,
@@ -76,9 +77,15 @@ def _live_bytes(
 
 
 def _legal_gaps(
-    nodes: list[fx.Node], place: Mapping[fx.Node, int], trace: Trace, captured: fx.GraphModule
+    nodes: list[fx.Node],
+    place: Mapping[fx.Node, int],
+    trace: Trace,
+    captured: fx.GraphModule,
+    relaid: frozenset[fx.Node],
 ) -> list[bool]:
     """Forbid cuts where recomputation would see a write, and between a tuple and its parts.
+
+    And while a value is live whose gradient has another layout (`relaid`).
 
     For each activation storage that some operation writes: between the first node that touches it
     and the last that writes it. For each mutated buffer and written input: between its first and
@@ -99,7 +106,8 @@ def _legal_gaps(
             touched.setdefault(storage, []).append(i)
         for storage in facts.written:
             written.setdefault(storage, []).append(i)
-        if len(facts.tensors) != 1 or isinstance(node.meta.get("val"), (tuple, list)):
+        split = len(facts.tensors) != 1 or node in relaid
+        if split or isinstance(node.meta.get("val"), (tuple, list)):
             forbid(i, max((place[user] for user in node.users if user in place), default=i))
     for storage, writers in written.items():
         is_outside = trace.origin[storage].op in ("get_attr", "placeholder")

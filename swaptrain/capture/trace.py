@@ -45,6 +45,7 @@ class Trace:
     origin: dict[int, fx.Node]
     """The node that made each storage."""
     loss: torch.Tensor
+    fake_mode: FakeTensorMode
     reached: set[object] = field(default_factory=set)
     """Autograd nodes that the loss's gradient passes, and the leaves at their ends."""
 
@@ -101,7 +102,7 @@ def trace_graph(
         raise CaptureError(
             "the loss does not depend on any parameter that requires a gradient: nothing to train"
         )
-    return Trace(facts, origin, loss, _reachable(loss))
+    return Trace(facts, origin, loss, fake_mode, _reachable(loss))
 
 
 def resolve_attribute(owner: torch.nn.Module, target: str) -> Any:

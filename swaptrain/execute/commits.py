@@ -10,7 +10,7 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.operations import Slabs
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.store.commit import Checksums, Committer, Write
 from swaptrain.store.record import record_size
 from swaptrain.store.state_record import blank_checksums, state_record
@@ -51,8 +51,10 @@ class Commits:
         committer: Committer,
         *,
         fingerprint: str,
+        micro_batches: int,
     ) -> None:
         self._layouts, self._home, self._tier = layouts, home, tier
+        self._micro_batches = micro_batches
         self._committer = committer
         self._fingerprint = fingerprint
         self._live: dict[ObjectKey, None] = {}
@@ -132,28 +134,33 @@ class Commits:
             self._home.wrote(key)
         self._tier.saving(instruction.changes, future)
 
-    def settle_gradient(
+    def keep(
         self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
-        """Make a segment's finished gradient durable, for the update in the next step."""
-        k = instruction.segment
-        (key,) = instruction.reads
-        path = self._home.accumulator_record(k)
+        """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
+
+        The finished gradient when the update is deferred to the next step; the sums of the waves
+        before the last one, which its commits no longer allow to be made again.
+        """
+        k, keys = instruction.segment, instruction.reads
+        path = self._home.kept_record(k)
+        finished = instruction.operation is Operation.SETTLE
+        micro_batches = self._micro_batches if finished else instruction.micro_batch + 1
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
 
         def record(checksums: Checksums) -> dict[str, Any]:
-            return gradient_record(
-                k, version, self._fingerprint, checksums.handoff[0], losses, norms
-            )
+            sums = dict(zip((key.name for key in keys), checksums.handoff, strict=True))
+            return kept_record(k, version, self._fingerprint, micro_batches, sums, losses, norms)
 
         future = self._committer.write(
             path,
             path.stat().st_size,
             record,
-            [self._home.handoff_write(key, slabs[key])],
+            [self._home.keep_write(key, slabs[key]) for key in keys],
         )
-        self._home.wrote(key)
-        self._tier.saving([key], future)
+        for key in keys:
+            self._home.kept(key)
+        self._tier.saving(keys, future)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
         """Run `action` when everything submitted so far is durable."""
@@ -187,18 +194,14 @@ class Commits:
 def record_bytes(
     layouts: Layouts, k: int, fingerprint: str, *, micro_batches: int, handoff: Iterable[ObjectKey]
 ) -> int:
-    """Return the bytes to reserve for the records of segment `k`, of its slot or its gradient."""
+    """Return the bytes to reserve for the records of segment `k`, of its slot or what is kept."""
     number = (1 << 64) - 1
     norms = dict.fromkeys(layouts.model.segment(k).owns, -1.2345678901234567e-300)
     losses = [-1.2345678901234567e-300] * micro_batches
+    checksums = blank_checksums(layouts.state[k])
     if k in layouts.accumulators:
-        checksums = {"gradient": [number] * layouts.accumulators[k].chunks}
-        gradient = gradient_record(k, number, fingerprint, checksums["gradient"], losses, norms)
-        size = record_size(gradient)
-    else:
-        size = 0
-    if k not in layouts.state:
-        return size
+        checksums["gradient"] = [number] * layouts.accumulators[k].chunks
+    kept = kept_record(k, number, fingerprint, micro_batches, checksums, losses, norms)
     state = state_record(
         segment=k,
         version=number,
@@ -213,23 +216,25 @@ def record_bytes(
         losses=losses,
         norms=norms,
     )
-    return max(size, record_size(state))
+    return max(record_size(kept), record_size(state))
 
 
-def gradient_record(
+def kept_record(
     k: int,
     version: int,
     fingerprint: str,
-    checksums: list[int],
+    micro_batches: int,
+    checksums: Mapping[str, list[int]],
     losses: list[float],
     norms: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return the record of a spilled gradient: of which step, with the norms of its parameters."""
+    """Return the record of a gradient and buffers: after which micro-batch of which step."""
     return {
         "segment": k,
         "version": version,
         "fingerprint": fingerprint,
-        "checksums": {"gradient": checksums},
+        "micro_batches": micro_batches,
+        "checksums": dict(checksums),
         "losses": losses,
         "norms": dict(norms),
     }

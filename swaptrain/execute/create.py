@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from swaptrain.execute.master import split
 from swaptrain.execute.planning import Plan
 from swaptrain.memory.slab import Pool
 from swaptrain.program.instructions import ObjectKey
+from swaptrain.program.step import StepBuilder
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import allocate, flush_directory, make_directory
 from swaptrain.store.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.record import record_size
 from swaptrain.store.root import write_buffers
@@ -37,7 +38,8 @@ def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, spares: bool, tree
     A class of three and more segments has two spares, so that the next commit's writes can begin
     while the last one is made durable; with two trees each segment has two slots.
     """
-    handoff = largest_handoff(plan.builder.step())
+    # Of one wave, the largest there can be: the record's size stays when the wave changes.
+    handoff = largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
     by_class: dict[str, list[int]] = {}
     for k, layout in layouts.state.items():
         by_class.setdefault(layout.shape_class, []).append(k)
@@ -56,7 +58,13 @@ def disk_bytes(plan: Plan, home: StoreHome, *, trees: bool) -> int:
         sizes[0] * (2 * len(sizes) if trees else len(sizes) + _spares(len(sizes)))
         for sizes in by_class.values()
     )
-    return slots + sum(f.nbytes for f in plan.layouts.frozen.values()) + home.disk_bytes()
+    spilled = home.disk_bytes(waves=keeps_sums(plan.builder))
+    return slots + sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
+
+
+def keeps_sums(builder: StepBuilder) -> bool:
+    """Whether a step keeps sums before its last wave: several waves, fused updates."""
+    return builder.wave < builder.micro_batches and not builder.deferred
 
 
 def _spares(members: int) -> int:
@@ -105,16 +113,9 @@ class Creation:
         self._spill_files()
 
     def _spill_files(self) -> None:
-        self._home.create()
-        handoff: list[ObjectKey] = []
-        for k in self._layouts.accumulators:
-            path = self._home.accumulator_record(k)
-            make_directory(path.parent)
-            new = not path.exists()
-            allocate(path, _record_bytes(self._plan, k, handoff))
-            if new:
-                path.write_bytes(b" " * path.stat().st_size)
-            flush_directory(path.parent)
+        self._home.create(
+            lambda k: _record_bytes(self._plan, k, []), waves=keeps_sums(self._plan.builder)
+        )
 
     def _is_written(self, k: int, *, trees: bool) -> bool:
         try:

@@ -104,6 +104,8 @@ class Executor:
                 loss = operations.evaluate(instruction, slabs)
                 if loss is not None:
                     state.ledger.losses[m] = loss
+            case Operation.KEEP:
+                pass  # nothing to compute: it only becomes durable
             case Operation.SETTLE:
                 self._check(instruction, slabs, state)
             case Operation.UPDATE:
@@ -147,8 +149,8 @@ class Executor:
                 self._commits.commit_segment(instruction, slabs, state.update_step, ledger)
             elif state.rewrite:
                 self._commits.write_segment(instruction, slabs, state.update_step, ledger)
-        elif instruction.operation is Operation.SETTLE and state.commit:
-            self._commits.settle_gradient(instruction, slabs, state.step, state.ledger)
+        elif state.commit and instruction.operation in (Operation.SETTLE, Operation.KEEP):
+            self._commits.keep(instruction, slabs, state.step, state.ledger)
 
 
 def global_norm(ledger: Ledger, order: list[str]) -> Tensor:

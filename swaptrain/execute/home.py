@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import make_directory
+from swaptrain.store.files import allocate, flush_file_system, make_directory
 from swaptrain.store.slots import Slot
 
 __all__ = ["StoreHome"]
@@ -25,16 +25,25 @@ class StoreHome:
     State is read from the slot that holds its newest version, live or being committed. Values,
     gradients and accumulators are spilled outside the zarr root: `RUN/spill/values/NAME`,
     `RUN/spill/gradients/NAME` (two rows per micro-batch, in turn by reader, so that a hand-off
-    never overwrites the one before it), `RUN/spill/accumulators/NNN`.
+    never overwrites the one before it), `RUN/spill/accumulators/NNN`, `RUN/spill/buffers/NNN`.
+    What recovery reads of a segment beside its slot has a record and lies in `RUN/spill/kept/NNN`,
+    but for the finished gradient of a deferred update, which stays where it is spilled to.
     """
 
     def __init__(
-        self, run_dir: Path, layouts: Layouts, io: DirectIO, *, micro_batches: int
+        self,
+        run_dir: Path,
+        layouts: Layouts,
+        io: DirectIO,
+        *,
+        micro_batches: int,
+        deferred: bool = False,
     ) -> None:
         self._spill = run_dir / "spill"
         self._static = run_dir / "static"
         self._layouts, self._io = layouts, io
         self._micro_batches = micro_batches
+        self._deferred = deferred
         self.slots: dict[int, Slot] = {}
         """By segment: the slot with the newest version of its state."""
         self.unverified: dict[tuple[Path, int | None], Sequence[int]] = {}
@@ -44,44 +53,55 @@ class StoreHome:
         self.barrier: Callable[[], None] = lambda: None
         """Waits until every commit submitted so far is durable."""
         self._spilled: set[ObjectKey] = set()
+        self._kept: set[ObjectKey] = set()
+        """Buffers and accumulators whose newest version is the one that was kept for recovery."""
+        self._awaited: set[ObjectKey] = set()
+        """Finished gradients that recovery needs until the commit of their update is durable."""
         self._spill_sums: dict[ObjectKey, Sequence[Future[int]]] = {}
         self._files: dict[tuple[str, str], ArrayFiles] = {}
 
-    def create(self, allow: Callable[[str], bool] = lambda _: True) -> None:
-        """Reserve the spill files, durably; what exists is kept."""
-        for folder, names in (
-            ("values", self._layouts.values),
-            ("gradients", self._layouts.gradients),
-            ("accumulators", {f"{k:03d}": 0 for k in self._layouts.accumulators}),
-            ("buffers", {f"{k:03d}": 0 for k in self._layouts.state}),
-        ):
-            if not allow(folder):
-                continue
-            for name in names:
-                for files in self._all_files(folder, name):
-                    make_directory(files.path)
-                    files.create()
+    def create(self, kept_record_bytes: Callable[[int], int], *, waves: bool) -> None:
+        """Reserve the spill files, durably; what exists is kept.
 
-    def disk_bytes(self) -> int:
-        """Return what `create` reserves."""
-        m = self._micro_batches
-        return (
-            sum(a.nbytes * m for a in self._layouts.values.values())
-            + sum(a.nbytes * 2 * m for a in self._layouts.gradients.values())
-            + sum(a.nbytes for a in self._layouts.accumulators.values())
-            + sum(
-                a.nbytes
-                for s in self._layouts.state.values()
-                for a in s.arrays
-                if a.name.startswith("buffers_")
-            )
+        With `waves` sums are kept before the last wave of a step. `kept_record_bytes` gives the
+        size of the record of what a segment keeps.
+        """
+        make_directory(self._spill)
+        for folder, name in self._names(waves):
+            for files in self._all_files(folder, name):
+                files.create(flush=False)
+        for k in self._layouts.state:
+            path = self.kept_record(k)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            allocate(path, kept_record_bytes(k))
+            if is_new:
+                path.write_bytes(b" " * path.stat().st_size)
+        flush_file_system(self._spill)
+
+    def disk_bytes(self, *, waves: bool) -> int:
+        """Return what `create` reserves, but for the records."""
+        return sum(
+            files.nbytes
+            for folder, name in self._names(waves)
+            for files in self._all_files(folder, name)
         )
+
+    def _names(self, waves: bool) -> Iterator[tuple[str, str]]:
+        """Yield folder and name of everything under `spill`."""
+        yield from (("values", name) for name in self._layouts.values)
+        yield from (("gradients", name) for name in self._layouts.gradients)
+        yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
+        for k in self._layouts.state:
+            yield "buffers", f"{k:03d}"
+            if self._deferred or waves:
+                yield "kept", f"{k:03d}"
 
     def size_bytes(self, key: ObjectKey) -> int:
         return self._layouts.size_bytes(key)
 
     def holds(self, key: ObjectKey) -> bool:
-        return key.kind is Kind.STATE or key in self._spilled
+        return key.kind is Kind.STATE or key in self._spilled or key in self._kept
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self.place(key)
@@ -90,6 +110,11 @@ class StoreHome:
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self._spill_place(key)
+        self.unverified.pop((files.path, row), None)
+        if key in self._awaited:
+            # The update of the step before has it, but its commit may not be durable yet.
+            self.barrier()
+            self._awaited.discard(key)
         if key.kind is Kind.GRADIENT:
             # It overwrites the gradient of two readers before, which the hand-off of the last
             # durable commit may name; and the next commit takes it as it is on the disk.
@@ -99,6 +124,7 @@ class StoreHome:
         else:
             futures = files.write(self._io, slab.memory, row=row, flush=False)
         self._spilled.add(key)
+        self._kept.discard(key)
         return futures
 
     def spill_checksums(self, key: ObjectKey) -> Sequence[Future[int]]:
@@ -107,6 +133,7 @@ class StoreHome:
 
     def forget(self, key: ObjectKey) -> None:
         self._spilled.discard(key)
+        self._kept.discard(key)
         self._spill_sums.pop(key, None)
 
     def wrote(self, key: ObjectKey) -> None:
@@ -116,8 +143,10 @@ class StoreHome:
     def committed(self, segment: int, slot: Slot) -> None:
         """Take note that a commit writes the segment's state into `slot`, whole."""
         self.slots[segment] = slot
-        for key in [k for k in self._spilled if k.kind is Kind.STATE and k.segment == segment]:
-            self._spilled.discard(key)
+        for name, files in slot.arrays.items():
+            self.unverified.pop((files.path, None), None)
+            self._spilled.discard(ObjectKey(Kind.STATE, name, segment))
+            self._kept.discard(ObjectKey(Kind.STATE, name, segment))
 
     def switched(self) -> None:
         """Take note that the tree that state was spilled to is the live one now."""
@@ -126,11 +155,33 @@ class StoreHome:
     def handoff_write(self, key: ObjectKey, slab: Slab) -> Write:
         """Return the write that puts an object in its own place for good."""
         files, row = self._spill_place(key)
+        self.unverified.pop((files.path, row), None)
         return Write(files, slab.memory, row)
 
-    def accumulator_record(self, segment: int) -> Path:
-        """Return the path of the record beside a segment's spilled gradient."""
-        return self._spill / "accumulators" / f"{segment:03d}" / "record.json"
+    def keep_write(self, key: ObjectKey, slab: Slab) -> Write:
+        """Return the write that keeps a segment's gradient or buffers for recovery."""
+        files = self.kept_place(key)
+        self.unverified.pop((files.path, None), None)
+        return Write(files, slab.memory)
+
+    def kept(self, key: ObjectKey) -> None:
+        """Take note that the newest version of an object is the one that is kept."""
+        if key.kind is Kind.ACCUMULATOR and self._deferred:
+            self._spilled.add(key)
+            self._awaited.add(key)
+        else:
+            self._kept.add(key)
+
+    def kept_record(self, segment: int) -> Path:
+        """Return the path of the record of what is kept of a segment beside its slot."""
+        return self._spill / "kept" / f"{segment:03d}" / "record.json"
+
+    def kept_place(self, key: ObjectKey) -> ArrayFiles:
+        """Return where the gradient or the buffers of a segment are kept for recovery."""
+        if key.kind is Kind.ACCUMULATOR and self._deferred:
+            return self._of("accumulators", f"{key.segment:03d}")
+        files = self._all_files("kept", f"{key.segment:03d}")
+        return next(f for f in files if f.name == key.name)
 
     def gradient_place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
         """Return where a gradient of a hand-off lies, whether or not it is known to be there."""
@@ -138,6 +189,8 @@ class StoreHome:
 
     def place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
         """Return the files, and the row in them, with the current version of an object."""
+        if key in self._kept:
+            return self.kept_place(key), None
         if key.kind is Kind.STATE and key not in self._spilled:
             if key.name.startswith("frozen"):
                 path = self._static / "frozen" / f"{key.segment:03d}" / key.name
@@ -188,8 +241,11 @@ class StoreHome:
         if folder == "accumulators":
             array = self._layouts.accumulators[int(name)]
             return [ArrayFiles.of_layout(path / array.name, array)]
-        return [
-            ArrayFiles.of_layout(path / array.name, array)
+        arrays = [
+            array
             for array in self._layouts.state[int(name)].arrays
             if array.name.startswith("buffers_")
         ]
+        if folder == "kept" and not self._deferred and int(name) in self._layouts.accumulators:
+            arrays.append(self._layouts.accumulators[int(name)])
+        return [ArrayFiles.of_layout(path / array.name, array) for array in arrays]

@@ -37,7 +37,7 @@ class Operations:
     ) -> None:
         self._captured, self._layouts = captured, layouts
         self._model = captured.model
-        self._runner, self._rule, self.device = runner, rule, device
+        self._runner, self.rule, self.device = runner, rule, device
 
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""
@@ -159,18 +159,18 @@ class Operations:
             weights = arrays[array_of(parameter, self._layouts.compute_dtype)][name]
             state = {
                 array: arrays[array][name]
-                for array in self._rule.state_tensors(parameter.tensor.shape)
+                for array in self.rule.state_tensors(parameter.tensor.shape)
             }
             gradient = sums[name]
             if coefficient is not None:
                 gradient.mul_(coefficient)
             if parameter.split:
-                self._rule.update_split(
+                self.rule.update_split(
                     weights, arrays["remainder"][name], gradient, state,
                     updates_before=updates_before, lr=lr, decay=parameter.decays,
                 )  # fmt: skip
             else:
-                self._rule.update(
+                self.rule.update(
                     weights, gradient, state,
                     updates_before=updates_before, lr=lr, decay=parameter.decays,
                 )  # fmt: skip

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,8 +26,10 @@ from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.training import Evaluation, Training
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.update import UpdateRule
+from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
+from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.progress import Progress
 from swaptrain.program.instructions import Instruction
@@ -138,6 +141,9 @@ class _OpenRun:
         else:
             creation.open()
         prepared.built.construction.forget()
+        release()  # what creating the store took is no part of the arena
+        retain()
+        plan = replace(plan, base_bytes=resident_bytes())
         pool = Pool(plan.pool_bytes)
         tier = Tier(pool, self._home)
         self._committer = Committer(self._io, self._slots)

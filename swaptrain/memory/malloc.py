@@ -5,31 +5,43 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-__all__ = ["trim", "tune"]
+__all__ = ["release", "retain", "trim", "tune"]
 
 # Names and numbers are those of <malloc.h>.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 _NEVER = -1  # mallopt stores it as size_t: the largest threshold
+_LARGE_BYTES = 1 << 20
 
 
 def tune() -> None:
-    """Keep freed blocks in the process; call it before the first tensor exists.
+    """Keep large blocks out of the heap, and give it no second arena; before the first tensor.
+
+    What capturing and initialising a model take in large temporaries goes back to the kernel and
+    leaves no holes between the small objects that stay. Does nothing where there is no glibc.
+    """
+    _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, _LARGE_BYTES), (M_MMAP_MAX, 1 << 16))
+
+
+def retain() -> None:
+    """From now on keep freed blocks in the process, large ones too: training begins.
 
     By default glibc maps each block above a threshold on its own and unmaps it when it is freed,
     so that every temporary of a training step faults its pages in again. Here all blocks come from
-    one heap that is never trimmed: one arena, because the heaps of further arenas are 64 MiB each
-    and holes in one are of no use to another. Does nothing where the C library is not glibc.
+    the heap, which is never trimmed.
     """
+    _set((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, _NEVER), (M_TOP_PAD, 16 << 20))
+
+
+def release() -> None:
+    """End `retain`, and give the heap's free pages back."""
+    _set((M_MMAP_MAX, 1 << 16), (M_TRIM_THRESHOLD, 1 << 20), (M_TOP_PAD, 1 << 17))
+    trim()
+
+
+def _set(*options: tuple[int, int]) -> None:
     libc = _glibc()
-    if libc is None:
-        return
-    # Any of these also switches off the dynamic threshold, which would undo M_MMAP_MAX's effect.
-    for option, value in (
-        (M_MMAP_MAX, 0),
-        (M_TRIM_THRESHOLD, _NEVER),
-        (M_TOP_PAD, 16 * 2**20),
-        (M_ARENA_MAX, 1),
-    ):
+    for option, value in options if libc is not None else ():
+        assert libc is not None
         libc.mallopt(option, value)
 
 

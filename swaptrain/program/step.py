@@ -27,19 +27,27 @@ class StepBuilder:
     deferred: bool
     """Updates wait for the global norm and run in the next step's forward."""
 
-    def step(self, *, pending_updates: Sequence[int] = (), top: int | None = None) -> Program:
+    def step(
+        self,
+        *,
+        pending_updates: Sequence[int] = (),
+        top: int | None = None,
+        from_micro_batch: int = 0,
+    ) -> Program:
         """Return the program of one step.
 
         `pending_updates` are segments whose update of the step before is still to be done, before
         their forward. `top` resumes a fused step whose segments above `top` are committed: the
-        forward goes up to it only, and the backward starts with their hand-off.
+        forward goes up to it only, and the backward starts with their hand-off. Its wave begins
+        with `from_micro_batch`; the sums of the micro-batches before it were kept.
         """
         waves = self._waves()
         if top is not None:
-            waves = waves[-1:]  # the accumulators of the waves before were kept
+            waves = [range(from_micro_batch, self.micro_batches)]
         program: list[Instruction] = []
         last = top if top is not None else len(self.model.segments)
-        accumulated = len(self._waves()) > 1 and top is not None
+        accumulated = from_micro_batch > 0
+        highest = max((s.index for s in self.model.segments if self._commits(s)), default=0)
         for number, wave in enumerate(waves):
             final = number == len(waves) - 1
             for m in wave:
@@ -54,10 +62,17 @@ class StepBuilder:
                 for m in wave:
                     first = m == wave[0] and number == 0 and not accumulated
                     program.append(self._backward(segment, m, turn=turn, first=first))
-                if final and self._trains(segment):
+                if final and self._commits(segment):
                     program.append(
                         self._settle(segment) if self.deferred else self._update(segment)
                     )
+                elif (
+                    number == len(waves) - 2
+                    and not self.deferred
+                    and segment.index < highest  # whose own commit is the first of the step
+                    and self._commits(segment)
+                ):
+                    program.append(self._keep(segment, wave[-1]))
         return _with_frees(program, keep_accumulators=self.deferred)
 
     def flush(self, pending_updates: Sequence[int]) -> Program:
@@ -114,11 +129,7 @@ class StepBuilder:
 
     def _backward(self, segment: SegmentSpec, m: int, *, turn: bool, first: bool) -> Instruction:
         """Build a backward; a turn runs the forward for good, so it changes buffers itself."""
-        accumulator = (
-            (ObjectKey(Kind.ACCUMULATOR, "gradient", segment.index),)
-            if self._trains(segment)
-            else ()
-        )
+        accumulator = self._sums(segment)
         return Instruction(
             Operation.TURN if turn else Operation.BACKWARD,
             segment.index,
@@ -141,19 +152,35 @@ class StepBuilder:
         return Instruction(
             Operation.UPDATE,
             k,
-            reads=(ObjectKey(Kind.ACCUMULATOR, "gradient", k),),
+            reads=self._sums(segment),
             changes=tuple(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k]),
         )
 
     def _settle(self, segment: SegmentSpec) -> Instruction:
-        k = segment.index
         return Instruction(
-            Operation.SETTLE, k, reads=(ObjectKey(Kind.ACCUMULATOR, "gradient", k),)
+            Operation.SETTLE,
+            segment.index,
+            reads=(*self._sums(segment), *self._buffers(segment)),
         )
 
-    def _trains(self, segment: SegmentSpec) -> bool:
-        """Whether a commit of the segment changes anything; pass-through segments commit too."""
+    def _keep(self, segment: SegmentSpec, m: int) -> Instruction:
+        """Build what keeps the sums up to micro-batch `m`, and the buffers as they are after it."""
+        return Instruction(
+            Operation.KEEP,
+            segment.index,
+            m,
+            reads=(*self._sums(segment), *self._buffers(segment)),
+        )
+
+    def _commits(self, segment: SegmentSpec) -> bool:
+        """Whether the segment has state: parameters that are trained, or buffers that change."""
         return bool(self.state_arrays[segment.index])
+
+    def _sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        """The accumulator, where the segment owns parameters that are trained."""
+        if any(self.model.parameters[name].trainable for name in segment.owns):
+            return (ObjectKey(Kind.ACCUMULATOR, "gradient", segment.index),)
+        return ()
 
     def _weights(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
         owner = self.model.owner

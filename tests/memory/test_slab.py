@@ -145,8 +145,8 @@ def test_tuned_malloc_keeps_freed_blocks() -> None:
     """After `tune`, a large block that is freed and allocated again faults no pages in."""
     code = """
 import ctypes, resource
-from swaptrain.memory.malloc import trim, tune
-tune()
+from swaptrain.memory.malloc import retain, trim, tune
+tune(); retain()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]

@@ -1,0 +1,83 @@
+"""What is decided before a byte is written: device, model, cut, budgets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from swaptrain.config import Config, load_config
+from swaptrain.data import open_example
+from swaptrain.errors import ConfigError
+from swaptrain.execute.build import BuiltModel, Factory, build, cast_batch, model_factory
+from swaptrain.execute.device import open_device
+from swaptrain.execute.planning import Plan, Planner
+from swaptrain.execute.update import UpdateRule
+from swaptrain.store.root import RootRecord, refuse_tmpfs
+
+__all__ = ["Prepared", "recorded_config"]
+
+
+class Prepared:
+    """A model that is captured, cut and fits its budgets; nothing is written.
+
+    `root` is the record of the run that is resumed, whose cut is kept. `note` hears of the long
+    work. Raises ConfigError for everything about the config, the model and the budgets that is
+    wrong.
+    """
+
+    def __init__(
+        self, config: Config, root: RootRecord | None, note: Callable[[str], None]
+    ) -> None:
+        refuse_tmpfs(config.run.dir)
+        for path in config.store.paths or ():
+            refuse_tmpfs(path)
+        self.threads = _set_threads(config, root, note)
+        self.device = open_device(config.device, config.memory.device)
+        self.rule = UpdateRule(
+            name=config.optimizer.name,
+            lr=config.optimizer.lr,
+            weight_decay=config.optimizer.weight_decay,
+            arguments=config.optimizer.arguments,
+        )
+        self.factory: Factory = model_factory(config)
+        example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
+        note(f"capturing {self.factory.description}")
+        self.built: BuiltModel = build(config, self.factory, example)
+        self.planner = Planner(
+            config,
+            self.built,
+            self.rule,
+            self.device,
+            cast_batch(example, config.model.dtype),
+            recorded_cuts=root.choices["cuts"] if root is not None else None,
+        )
+        self.plan: Plan = self.planner.plan()
+        if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
+            raise ConfigError(
+                f"{config.run.dir} holds another model than the config now gives: the code of the "
+                "model or the version of torch or transformers has changed since. Restore it, or "
+                "start over with --fresh"
+            )
+
+
+def recorded_config(run_dir: Path) -> Config | None:
+    """Return the config that a run was created with; None where there is no run."""
+    path = run_dir / "config.yaml"
+    return load_config(path, ()) if path.exists() else None
+
+
+def _set_threads(config: Config, root: RootRecord | None, note: Callable[[str], None]) -> int:
+    """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it."""
+    available = len(os.sched_getaffinity(0))
+    recorded: int | None = root.choices["threads"] if root is not None else None
+    threads = recorded or config.train.threads or available
+    if recorded is not None and recorded > available:
+        note(
+            f"the run was begun with {recorded} threads and this machine has {available} cores: "
+            "it goes on with as many threads, slower, so that the bits stay the same"
+        )
+    torch.set_num_threads(threads)
+    return threads

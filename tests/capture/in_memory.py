@@ -1,0 +1,158 @@
+"""Captures a module and trains one step of it segment by segment, everything in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from swaptrain.capture.capture import Captured, Uncut, capture, cut
+from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.initialise import construct
+from swaptrain.execute.runner import Operands, Runner
+from swaptrain.program.instructions import Kind, ObjectKey, Operation
+from swaptrain.program.model import ParameterSpec
+from swaptrain.program.step import StepBuilder
+
+__all__ = ["StepResult", "captured_model", "cut_into", "eager_step", "segment_step"]
+
+Factory = Callable[[], nn.Module]
+Batches = Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Losses by micro-batch, and the summed gradients and the mutated buffers after them."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    def differences(self, other: StepResult) -> list[str]:
+        """Return the names of what is not bit-equal; buffers that both have are compared."""
+        found = [] if self.losses == other.losses else ["loss"]
+        for name in sorted(self.gradients.keys() | other.gradients.keys()):
+            left, right = self.gradients.get(name), other.gradients.get(name)
+            if left is None or right is None or not torch.equal(left, right):
+                found.append(name)
+        shared = self.buffers.keys() & other.buffers.keys()
+        found += [n for n in sorted(shared) if not torch.equal(self.buffers[n], other.buffers[n])]
+        return found
+
+
+def captured_model(factory: Factory, batch: Mapping[str, Tensor], scratch_dir: Path) -> Uncut:
+    """Return the captured graph of what `factory` makes under seed 0, in float32."""
+    construction = construct(factory, seed=0, scratch_dir=scratch_dir)
+    module = construction.module
+    masters = {n: str(p.dtype).removeprefix("torch.") for n, p in module.named_parameters()}
+    return capture(module, construction.fake_mode, batch, masters)
+
+
+def cut_into(uncut: Uncut, target_bytes: int) -> Captured:
+    """Cut it into segments of about `target_bytes` of weights."""
+
+    def nbytes(parameter: ParameterSpec) -> int:
+        return parameter.tensor.nbytes
+
+    limits = CutLimits(target_bytes, 2 * target_bytes, 1 << 40, 2)
+    return cut(uncut, limits, state_bytes=nbytes, working_bytes=nbytes)[0]
+
+
+def eager_step(factory: Factory, batches: Batches) -> StepResult:
+    """Run forward and backward of all micro-batches in plain PyTorch."""
+    torch.manual_seed(0)
+    model = factory().train()
+    losses = []
+    for batch in batches:
+        result = model(**{key: tensor.clone() for key, tensor in batch.items()})
+        loss = getattr(result, "loss", result)
+        (loss / len(batches)).backward()
+        losses.append(float(loss))
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return StepResult(losses, gradients, dict(model.named_buffers()))
+
+
+def segment_step(captured: Captured, factory: Factory, batches: Batches) -> StepResult:
+    """Run the same by the program of a step; the weights are those of the plain constructor."""
+    torch.manual_seed(0)
+    weights = {name: p.detach() for name, p in factory().named_parameters()}
+    return _Step(captured, weights, batches).run()
+
+
+class _Step:
+    """One step's objects, by key, as the tier would hold them."""
+
+    def __init__(
+        self, captured: Captured, weights: Mapping[str, Tensor], batches: Batches
+    ) -> None:
+        self.model, self.weights, self.batches = captured.model, weights, batches
+        self.runner = Runner(captured, seed=0, micro_batches=len(batches))
+        self.buffers = {name: tensor.clone() for name, tensor in captured.buffers.items()}
+        self.before: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.values: dict[tuple[str, int], Tensor] = {}
+        self.gradients: dict[ObjectKey, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.losses: list[float] = []
+
+    def run(self) -> StepResult:
+        m = len(self.batches)
+        arrays = {segment.index: ["weights"] for segment in self.model.segments}
+        for instruction in StepBuilder(self.model, "float32", arrays, m, m, False).step():
+            k, micro_batch = instruction.segment, instruction.micro_batch
+            match instruction.operation:
+                case Operation.LOAD:
+                    for name, tensor in self.batches[micro_batch].items():
+                        self.values[f"batch.{name}", micro_batch] = tensor.clone()
+                case Operation.FORWARD:
+                    self.before[k, micro_batch] = self.copied_buffers(k)
+                    operands = self.operands(k, micro_batch, self.buffers)
+                    outputs = self.runner.forward(k, 1, micro_batch, operands)
+                    for name, tensor in outputs.items():
+                        kept = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                        self.values[name, micro_batch] = kept.copy_(tensor)
+                case Operation.TURN | Operation.BACKWARD:
+                    self.backward(k, micro_batch, instruction.reads, instruction.operation)
+        return StepResult(self.losses, self.sums, self.buffers)
+
+    def backward(
+        self, k: int, micro_batch: int, reads: Sequence[ObjectKey], operation: Operation
+    ) -> None:
+        turn = operation is Operation.TURN
+        buffers = self.buffers if turn else self.before[k, micro_batch]
+        incoming = [key for key in reads if key.kind is Kind.GRADIENT]
+        outputs = self.model.segment(k).outputs
+        gradients = {key.name: self.gradients[key] for key in incoming if key.name in outputs}
+        later = {
+            key.name.removeprefix("parameter."): self.gradients[key]
+            for key in incoming
+            if key.name not in outputs
+        }
+
+        def sink(name: str, gradient: Tensor) -> None:
+            if self.model.owner[name] != k:
+                key = ObjectKey(Kind.GRADIENT, f"parameter.{name}", k, micro_batch)
+                self.gradients[key] = gradient
+            elif name in self.sums:
+                self.sums[name] += gradient
+            else:
+                self.sums[name] = gradient.clone()
+
+        operands = self.operands(k, micro_batch, buffers)
+        inputs, loss = self.runner.backward(k, 1, micro_batch, operands, gradients, later, sink)
+        for name, gradient in inputs.items():
+            if gradient is None:
+                gradient = torch.zeros_like(self.values[name, micro_batch])
+            self.gradients[ObjectKey(Kind.GRADIENT, name, k, micro_batch)] = gradient
+        if loss is not None:
+            self.losses.append(float(loss))
+
+    def operands(self, k: int, micro_batch: int, buffers: Mapping[str, Tensor]) -> Operands:
+        segment = self.model.segment(k)
+        values = {name: self.values[name, micro_batch] for name in segment.inputs}
+        return Operands(self.weights, buffers, values)
+
+    def copied_buffers(self, k: int) -> dict[str, Tensor]:
+        return {name: self.buffers[name].clone() for name in self.model.segment(k).buffers}
