@@ -39,5 +39,7 @@ make_environment() {
     fi
     echo "installing swaptrain into $VENV (the first time this downloads PyTorch)"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${extra:+[$extra]}"
+    # What holds the extra holds the program too.
     echo "$wanted" > "$stamp"
+    echo "$wanted" > "$VENV/.swaptrain"
 }

@@ -11,34 +11,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from disk_speed import disk_bytes_per_s
 from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config import Config, load_config
 from swaptrain.errors import BudgetError
-from swaptrain.store.direct import DirectIO
 from swaptrain.units import GIB, MIB, exact_size, format_size, parse_size
 
 __all__ = ["Job", "Point", "floor_bytes", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUEST_BYTES = 16 * MIB
-PROBE_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True)
@@ -171,41 +164,6 @@ def run_once(
     )
 
 
-def disk_bytes_per_s(directory: Path, read_bytes: float, write_bytes: float) -> float:
-    """Measure the disk with the project's own engine, at the mix of reads and writes that is given.
-
-    Writes are flushed. Files of 1 GiB in all are made for it; requests of 16 MiB, four at a time.
-    """
-    files = [directory / f"probe{i}" for i in range(PROBE_BYTES // REQUEST_BYTES)]
-    buffers = [memoryview(mmap.mmap(-1, REQUEST_BYTES)) for _ in range(8)]
-    for buffer in buffers:
-        buffer[:] = os.urandom(REQUEST_BYTES)
-    written_share = write_bytes / max(1.0, read_bytes + write_bytes)
-    pending: deque[Future[Any]] = deque()
-    with DirectIO(threads=4) as io:
-        for path in files:
-            with path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, REQUEST_BYTES)
-            io.write(path, buffers[0], flush=True).result()
-        owed, start_s = 0.0, time.perf_counter()
-        for i in range(2 * len(files)):
-            if len(pending) == len(buffers):
-                pending.popleft().result()
-            path, buffer = files[i % len(files)], buffers[i % len(buffers)]
-            owed += written_share
-            if owed >= 0.5:
-                pending.append(io.write(path, buffer, flush=True))
-                owed -= 1
-            else:
-                pending.append(io.read(path, buffer))
-        for future in pending:
-            future.result()
-        elapsed_s = time.perf_counter() - start_s
-    for path in files:
-        path.unlink()
-    return 2 * len(files) * REQUEST_BYTES / elapsed_s
-
-
 def default_budgets(job: Job) -> list[int]:
     """Return the least budget, two between, and one in which all of the job fits."""
     cacheable = 12 * job.parameters + job.boundary_bytes
@@ -303,7 +261,7 @@ def plot(points: Sequence[Point], path: Path) -> None:
     traffic.set_ylabel("GiB per step")
     traffic.set_xlabel("memory.host and micro-batches (mb)")
     for axes in (seconds, traffic):
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -349,7 +307,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="steps measured (default 4)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
     parser.add_argument(
-        "--plot", type=Path, default=Path("io_vs_compute.png"), help="the PNG to write"
+        "--plot", type=Path, default=Path("runs/io_vs_compute.png"), help="the PNG to write"
     )
     parser.add_argument(
         "--work",
@@ -369,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         points = measure(options, work)
         config = load_config(options.config, [*options.override, f"run.dir={work}"])
         show(points, describe(config).parameters)
+    options.plot.parent.mkdir(parents=True, exist_ok=True)
     plot(points, options.plot)
     print(f"plot: {options.plot}")
     return 0

@@ -62,4 +62,6 @@ def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_pat
     plain = reference(config)
     assert losses(run_dir) == plain.losses
     stored = weights(run_dir)
-    assert_same_bits(stored, {n: t for n, t in {**plain.buffers, **plain.parameters}.items() if n in stored})
+    assert_same_bits(
+        stored, {n: t for n, t in {**plain.buffers, **plain.parameters}.items() if n in stored}
+    )

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from swaptrain.capture.precision import kept_in_float32
 from swaptrain.errors import ConfigError
 from swaptrain.execute.clipping import clip_coefficient, gradient_norm, total_norm
 from swaptrain.execute.master import join, split
 from swaptrain.execute.schedule import Schedule, learning_rate
 from swaptrain.execute.update import UpdateRule
-from swaptrain.capture.precision import kept_in_float32
 from swaptrain.reference import train_reference
 
 STEPS, MICRO_BATCHES, SEED, LR = 5, 3, 7, 1e-2

@@ -14,7 +14,7 @@ from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits, choose_cuts
 from swaptrain.capture.export import export_graph
-from swaptrain.capture.gradient_layout import relaid_gradients
+from swaptrain.capture.gradient_layout import gradient_strides, is_dense
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
@@ -58,8 +58,17 @@ class Uncut:
     batch: Mapping[str, torch.Tensor]
     parameters: Mapping[str, ParameterSpec]
     origins: Mapping[fx.Node, Binding]
-    relaid: frozenset[fx.Node]
-    """Nodes whose gradient comes in another layout: no cut is made behind them."""
+    gradient_strides: Mapping[fx.Node, tuple[int, ...]]
+    """Of the gradients that come in another layout than their value's."""
+
+    @property
+    def uncuttable(self) -> frozenset[fx.Node]:
+        """Nodes whose gradient cannot be stored as it comes: expanded, or with holes."""
+        return frozenset(
+            node
+            for node, stride in self.gradient_strides.items()
+            if not is_dense(tuple(self.trace.facts[node].tensors[0].shape), stride)
+        )
 
 
 def capture(
@@ -88,7 +97,7 @@ def capture(
     }
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     origins = _origins(captured, trace, names, list(batch))
-    return Uncut(captured, trace, batch, parameters, origins, relaid_gradients(trace))
+    return Uncut(captured, trace, batch, parameters, origins, gradient_strides(trace))
 
 
 def cut(
@@ -105,7 +114,7 @@ def cut(
     if cuts is None:
         costs = graph_costs(
             captured, trace, uncut.origins, uncut.parameters, first_reader,
-            state_bytes, working_bytes, uncut.relaid,
+            state_bytes, working_bytes, uncut.uncuttable,
         )  # fmt: skip
         cuts = choose_cuts(costs, limits)
     loss = _loss_node(captured)
@@ -256,6 +265,7 @@ def _values(
                 producer=index,
                 readers=tuple(readers.get(node.name, ())),
                 gradient=uncut.trace.gets_gradient(tensor),
+                gradient_stride=uncut.gradient_strides.get(node),
             )
     return values
 

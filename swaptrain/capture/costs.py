@@ -26,7 +26,7 @@ def graph_costs(
     first_reader: Mapping[str, fx.Node],
     state_bytes: Callable[[ParameterSpec], int],
     working_bytes: Callable[[ParameterSpec], int],
-    relaid: frozenset[fx.Node] = frozenset(),
+    uncuttable: frozenset[fx.Node] = frozenset(),
 ) -> GraphCosts:
     """Return the costs along the computing nodes, for the cut."""
     nodes = [node for node in captured.graph.nodes if node.op == "call_function"]
@@ -46,16 +46,14 @@ def graph_costs(
     ]
     return GraphCosts(
         live_bytes=_live_bytes(nodes, place, trace),
-        legal=_legal_gaps(nodes, place, trace, captured, relaid),
+        legal=_legal_gaps(nodes, place, trace, captured, uncuttable),
         state_bytes=state,
         working_bytes=working,
         activation_bytes=activation,
     )
 
 
-def _live_bytes(
-    nodes: list[fx.Node], place: Mapping[fx.Node, int], trace: Trace
-) -> list[int]:
+def _live_bytes(nodes: list[fx.Node], place: Mapping[fx.Node, int], trace: Trace) -> list[int]:
     """Return for each node the bytes made up to it that later nodes read."""
     change = [0] * (len(nodes) + 1)
     for i, node in enumerate(nodes):
@@ -81,11 +79,11 @@ def _legal_gaps(
     place: Mapping[fx.Node, int],
     trace: Trace,
     captured: fx.GraphModule,
-    relaid: frozenset[fx.Node],
+    uncuttable: frozenset[fx.Node],
 ) -> list[bool]:
     """Forbid cuts where recomputation would see a write, and between a tuple and its parts.
 
-    And while a value is live whose gradient has another layout (`relaid`).
+    And while a value of `uncuttable` is live.
 
     For each activation storage that some operation writes: between the first node that touches it
     and the last that writes it. For each mutated buffer and written input: between its first and
@@ -106,7 +104,7 @@ def _legal_gaps(
             touched.setdefault(storage, []).append(i)
         for storage in facts.written:
             written.setdefault(storage, []).append(i)
-        split = len(facts.tensors) != 1 or node in relaid
+        split = len(facts.tensors) != 1 or node in uncuttable
         if split or isinstance(node.meta.get("val"), (tuple, list)):
             forbid(i, max((place[user] for user in node.users if user in place), default=i))
     for storage, writers in written.items():

@@ -56,8 +56,10 @@ def evaluation_graph(train: fx.GraphModule) -> fx.GraphModule:
     # The counters of batch norm: in-place results that nobody uses.
     for node in reversed(list(graph.nodes)):
         schema = getattr(node.target, "_schema", None)
-        if node.op == "call_function" and not node.users and (
-            node.target is not reseed and schema is not None and schema.is_mutable
+        if (
+            node.op == "call_function"
+            and not node.users
+            and (node.target is not reseed and schema is not None and schema.is_mutable)
         ):
             graph.erase_node(node)
     return fx.GraphModule(train, graph)

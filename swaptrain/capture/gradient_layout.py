@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import fx
 
 from swaptrain.capture.trace import Trace
 
-__all__ = ["relaid_gradients", "same_layout"]
+__all__ = ["gradient_strides", "is_dense"]
 
 
-def relaid_gradients(trace: Trace) -> frozenset[fx.Node]:
-    """Return the nodes whose result gets its gradient in other strides than its own.
+def gradient_strides(trace: Trace) -> Mapping[fx.Node, tuple[int, ...]]:
+    """Return the strides of the gradients that come in another layout than their value's.
 
-    A gradient that crosses a cut is stored in the layout of its value. Where autograd would have
-    handed it on in another one (transposed behind a `transpose`, expanded behind a `mean`), a
-    reduction over it adds in another order and the last bits differ, so no cut is made there.
-    Runs one backward on the fake tensors of the trace, and so takes no memory; the trace's
-    autograd graph is used up. Where torch cannot run it on fakes, nothing is known and nothing is
-    returned.
+    Behind a `transpose` a gradient comes transposed, behind a `mean` expanded. Autograd hands it on
+    as it is, and a reduction over it adds in the order of its layout: a gradient that crosses a cut
+    has to keep its strides, or the last bits differ from the uncut backward's.
+
+    Runs one backward on the fake tensors of the trace: it takes no memory and uses up the trace's
+    autograd graph. Where torch cannot run it on fakes, nothing is known and nothing is returned.
     """
-    found: set[fx.Node] = set()
+    found: dict[fx.Node, tuple[int, ...]] = {}
 
     def note(node: fx.Node, tensor: torch.Tensor) -> Callable[[torch.Tensor], None]:
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
 
         def hook(gradient: torch.Tensor) -> None:
-            if not same_layout(shape, stride, tuple(gradient.stride())):
-                found.add(node)
+            differs = (
+                size > 1 and a != b
+                for size, a, b in zip(shape, stride, gradient.stride(), strict=True)
+            )
+            if any(differs):
+                found[node] = tuple(gradient.stride())
 
         return hook
 
@@ -42,7 +46,7 @@ def relaid_gradients(trace: Trace) -> frozenset[fx.Node]:
             if tensor.is_leaf:
                 leaves[id(tensor)] = tensor
             elif node.op == "call_function" and len(facts.tensors) == 1:
-                hooks.append(tensor.register_hook(note(node, tensor)))
+                hooks.append(tensor.register_hook(note(node, tensor)))  # type: ignore[no-untyped-call]
     try:
         with trace.fake_mode:
             torch.autograd.grad(trace.loss, list(leaves.values()), allow_unused=True)
@@ -51,13 +55,16 @@ def relaid_gradients(trace: Trace) -> frozenset[fx.Node]:
     finally:
         for handle in hooks:
             handle.remove()
-    return frozenset(found)
+    return found
 
 
-def same_layout(
-    shape: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]
-) -> bool:
-    """Whether two strides put the elements of `shape` at the same places."""
-    return all(
-        a == b for size, a, b in zip(shape, left, right, strict=True) if size > 1
-    )
+def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory without holes and none lies on another."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= size
+    return True

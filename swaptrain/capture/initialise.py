@@ -94,6 +94,7 @@ def construct(
     scratch_dir: Path,
     fake_from_bytes: int = 16 << 10,
     resident_bytes: int = 256 << 20,
+    draw: bool = True,
 ) -> Construction:
     """Run `factory` under `seed` without keeping its parameters in memory.
 
@@ -103,12 +104,14 @@ def construct(
     be exact, the factory runs a second time, eagerly, with its large tensors in unlinked files in
     `scratch_dir`, of which about `resident_bytes` are in memory, and `refusal` of the result says
     why. What the factory raises there is raised.
+    Without `draw` the recorded operations draw no random numbers, which is quicker: names, shapes
+    and strides are right, the values of parameters, of buffers and of the generators are not.
     Raises CaptureError for parameters that are not initialised or not dense on the CPU.
     """
     default_dtype = torch.get_default_dtype()
     files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
     try:
-        return _recorded(factory, seed, files, fake_from_bytes)
+        return _recorded(factory, seed, files, fake_from_bytes, draw=draw)
     except Exception as error:
         # Whatever it is: if it is the factory's own error, the eager construction raises it again.
         refusal = str(error) or type(error).__name__
@@ -117,10 +120,15 @@ def construct(
 
 
 def _recorded(
-    factory: Callable[[], nn.Module], seed: int, files: ScratchFiles, fake_from_bytes: int
+    factory: Callable[[], nn.Module],
+    seed: int,
+    files: ScratchFiles,
+    fake_from_bytes: int,
+    *,
+    draw: bool,
 ) -> Construction:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(fake_mode, fake_from_bytes=fake_from_bytes)
+    recorder = Recorder(fake_mode, fake_from_bytes=fake_from_bytes, draw=draw)
     _seed(seed)
     with recorder, Intercept(recorder), swapping_fakes(), _silent_fake_kernels():
         module = factory()

@@ -36,17 +36,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations on large CPU tensors fake and logs them; runs the others as they are.
 
     Random operations are drawn for real into a scratch tensor when they are recorded, so that the
-    generator is always where the plain constructor would have it, whatever looks at it.
+    generator is always where the plain constructor would have it, whatever looks at it; not with
+    `draw` False, for those who want no values.
     Raises RefusedError from inside an operation; `refusal` keeps the reason, in case the
     factory swallows the exception.
     """
 
-    def __init__(self, fake_mode: FakeTensorMode, *, fake_from_bytes: int) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode, *, fake_from_bytes: int, draw: bool = True
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
         self.refusal: str | None = None
         self._fake_mode = fake_mode
         self._fake_from_bytes = fake_from_bytes
+        self._draw = draw
         # A storage's key is its address: each has to live as long as the log.
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._constant_bytes = 0
@@ -156,7 +160,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif operations.fills_its_target(func) and writes[0].covers(sizes[writes[0].storage]):
             reads = {leaf.storage for leaf in arguments[1:] if isinstance(leaf, Window)}
         state = operations.generator_state(func, leaves)
-        if state is not None or (created and not operations.has_known_layout(func)):
+        drawn = state is not None and (self._draw or not operations.draws_by_shape(func))
+        if drawn or (created and not operations.has_known_layout(func)):
             self._rehearse(func, leaves, structure, results, created)
         touched = {window.storage for window in writes}
         self._append(func, arguments, structure, results, reads, touched, state)

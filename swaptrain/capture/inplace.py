@@ -33,8 +33,9 @@ def replace_inplace(captured: fx.GraphModule, trace: Trace) -> bool:
             continue
         here = order[node]
         aliases = [other for other in members[storage] if other not in (source, node)]
-        if any(order[user] > here for other in aliases if order[other] < here
-               for user in other.users):
+        if any(
+            order[user] > here for other in aliases if order[other] < here for user in other.users
+        ):
             continue
         for user in list(source.users):
             if order[user] > here:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["kept_in_float32", "lower_parameters"]
 
@@ -13,10 +14,13 @@ def kept_in_float32(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that the model keeps in float32 in every run.
 
     transformers' convention: a module lists in `_keep_in_fp32_modules` and
-    `_keep_in_fp32_modules_strict` parts of dotted names.
+    `_keep_in_fp32_modules_strict` parts of dotted names. Batch norms keep theirs too: buffers keep
+    their dtype, and torch refuses bfloat16 weights beside float32 running statistics on a CPU.
     """
     kept = set()
     for prefix, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            kept |= {name for name, _ in module.named_parameters(prefix=prefix, recurse=False)}
         listed = {
             part
             for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")

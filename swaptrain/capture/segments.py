@@ -85,15 +85,11 @@ def slice_graph(
             classes[key] = len(codes)
             module = fx.GraphModule(captured, graph)
             codes.append(Code(module, evaluation_graph(module)))
-        segments.append(
-            SegmentGraph(tuple(part), bindings, tuple(outputs), random, classes[key])
-        )
+        segments.append(SegmentGraph(tuple(part), bindings, tuple(outputs), random, classes[key]))
     return segments, codes
 
 
-def _binding(
-    origin: Binding, node: fx.Node, trace: Trace, written: frozenset[int]
-) -> Binding:
+def _binding(origin: Binding, node: fx.Node, trace: Trace, written: frozenset[int]) -> Binding:
     """Mark a value whose storage the segment writes."""
     touched = any(int(t.untyped_storage()._cdata) in written for t in trace.facts[node].tensors)
     return replace(origin, written=True) if origin.kind == "value" and touched else origin

@@ -18,6 +18,7 @@ from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
 from swaptrain.errors import ConfigError
+from swaptrain.store.files import existing_parent
 
 __all__ = ["BuiltModel", "Factory", "build", "cast_batch", "model_factory"]
 
@@ -52,14 +53,22 @@ def model_factory(config: Config) -> Factory:
     return _hugging_face(config)
 
 
-def build(config: Config, factory: Factory, batch: Mapping[str, torch.Tensor]) -> BuiltModel:
+def build(
+    config: Config, factory: Factory, batch: Mapping[str, torch.Tensor], *, draw: bool = True
+) -> BuiltModel:
     """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
+
+    Without `draw` no random numbers are drawn, which takes half a minute for billions of weights:
+    for a plan, which needs none of their values.
 
     The constructor runs in float32 (torch's default dtype), so that the masters are the plain
     constructor's weights; then floating parameters take the dtype of the computation.
     """
     construction = construct(
-        factory.make, seed=config.train.seed, scratch_dir=config.run.dir / "scratch"
+        factory.make,
+        seed=config.train.seed,
+        scratch_dir=existing_parent(config.run.dir),  # its files have no names: nothing is left
+        draw=draw,
     )
     module = construction.module
     masters = {
@@ -103,7 +112,9 @@ def _module(function: Callable[..., Any], kwargs: dict[str, Any], config: Config
     try:
         module = function(**kwargs)
     except TypeError as error:
-        raise ConfigError(f"model.python: {config.model.python}(**kwargs) failed: {error}") from error
+        raise ConfigError(
+            f"model.python: {config.model.python}(**kwargs) failed: {error}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"model.python: {config.model.python} returned {type(module).__name__}, "
@@ -136,7 +147,7 @@ def _hugging_face(config: Config) -> Factory:
     return Factory(make, vocabulary, cls.__name__)
 
 
-def _read_config(source: Path | Mapping[str, Any] | None) -> dict[str, Any]:
+def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of a Hugging Face config: inline, or from a directory's config.json."""
     if source is None:
         raise ConfigError("model: give one of model.hf and model.python")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -84,7 +85,9 @@ class Commits:
     ) -> None:
         """Commit a segment's state as `version`, and the hand-off with it."""
         k = instruction.segment
+        begun = time.perf_counter()
         slot = self._committer.take(self._layouts.state[k].shape_class)
+        self._tier.counters.wait_s += time.perf_counter() - begun
         live = list(self._live)
         fresh = [key for key in live if key not in self._submitted]
         spilled = {key: self._home.spill_checksums(key) for key in fresh}
@@ -100,9 +103,7 @@ class Commits:
                 del self._checksums[key]
             return make(checksums, [handoff_row(key, self._checksums[key]) for key in live])
 
-        writes = [
-            self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
-        ]
+        writes = [self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory]
         future = self._committer.commit(
             k,
             slot,
@@ -134,9 +135,7 @@ class Commits:
             self._home.wrote(key)
         self._tier.saving(instruction.changes, future)
 
-    def keep(
-        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
-    ) -> None:
+    def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
         """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
 
         The finished gradient when the update is deferred to the next step; the sums of the waves
@@ -209,9 +208,7 @@ def record_bytes(
         layout=layouts.state[k],
         checksums=blank_checksums(layouts.state[k]),
         handoff={
-            "gradients": [
-                handoff_row(key, [number] * layouts.array(key).chunks) for key in handoff
-            ]
+            "gradients": [handoff_row(key, [number] * layouts.array(key).chunks) for key in handoff]
         },
         losses=losses,
         norms=norms,

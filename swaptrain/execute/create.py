@@ -29,10 +29,10 @@ from swaptrain.store.root import write_buffers
 from swaptrain.store.slots import Slot, Slots, create_frozen
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Creation", "disk_bytes", "open_slots"]
+__all__ = ["Creation", "disk_bytes", "open_slots", "spares"]
 
 
-def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, spares: bool, trees: bool) -> None:
+def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool) -> None:
     """Make sure that the slots of a run exist: one per segment, and the spares of each class.
 
     A class of three and more segments has two spares, so that the next commit's writes can begin
@@ -45,7 +45,7 @@ def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, spares: bool, tree
         by_class.setdefault(layout.shape_class, []).append(k)
     for members in by_class.values():
         record = max(_record_bytes(plan, k, handoff) for k in members)
-        spare = 0 if not spares else len(members) if trees else _spares(len(members))
+        spare = len(members) if trees else spares(len(members))
         slots.create(layouts.state[members[0]], len(members) + spare, record_bytes=record)
 
 
@@ -55,7 +55,7 @@ def disk_bytes(plan: Plan, home: StoreHome, *, trees: bool) -> int:
     for layout in plan.layouts.state.values():
         by_class.setdefault(layout.shape_class, []).append(layout.nbytes)
     slots = sum(
-        sizes[0] * (2 * len(sizes) if trees else len(sizes) + _spares(len(sizes)))
+        sizes[0] * (2 * len(sizes) if trees else len(sizes) + spares(len(sizes)))
         for sizes in by_class.values()
     )
     spilled = home.disk_bytes(waves=keeps_sums(plan.builder))
@@ -67,7 +67,8 @@ def keeps_sums(builder: StepBuilder) -> bool:
     return builder.wave < builder.micro_batches and not builder.deferred
 
 
-def _spares(members: int) -> int:
+def spares(members: int) -> int:
+    """Return how many slots a class of so many segments has beside the live ones."""
     return 2 if members >= 3 else 1
 
 
@@ -182,9 +183,7 @@ class Creation:
                 if not parameter.split:
                     target.copy_(value)
                 elif array.name == "remainder":
-                    upper = torch.empty_strided(
-                        value.shape, value.stride(), dtype=torch.bfloat16
-                    )
+                    upper = torch.empty_strided(value.shape, value.stride(), dtype=torch.bfloat16)
                     split(value, upper, target)
                 else:
                     lower = torch.empty_strided(value.shape, value.stride(), dtype=torch.int16)

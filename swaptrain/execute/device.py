@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.program.instructions import ObjectKey
 
 __all__ = ["ComputeDevice", "CpuDevice", "CudaDevice", "open_device"]
@@ -17,6 +17,12 @@ class ComputeDevice(Protocol):
     """Brings views of slabs to where they are computed with, and back."""
 
     device: torch.device
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Make a slab's memory fit for direct copies."""
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Undo `pin`."""
 
     def begin(self, segment: int) -> None:
         """The following instructions belong to `segment`: copies of others may go."""
@@ -41,6 +47,12 @@ class CpuDevice:
     """Computes on the slabs themselves: nothing is copied."""
 
     device = torch.device("cpu")
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Nothing is copied, so nothing is pinned."""
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Nothing was pinned."""
 
     def begin(self, segment: int) -> None:
         """Nothing is kept."""
@@ -73,7 +85,7 @@ class CudaDevice:
     def __init__(self, device: torch.device, budget_bytes: int | None) -> None:
         self.device = device
         torch.cuda.set_device(device)
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copies: dict[tuple[ObjectKey, str], Tensor] = {}
         self._segment = -1
         if budget_bytes is not None:
@@ -84,6 +96,19 @@ class CudaDevice:
                     "set memory.device to less"
                 )
             torch.cuda.set_per_process_memory_fraction(budget_bytes / total, device)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Register a slab with CUDA, so that copies are direct and asynchronous."""
+        status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)  # type: ignore[no-untyped-call]
+        if int(status):
+            raise RunError(
+                f"CUDA cannot pin {nbytes >> 20} MiB of memory (error {int(status)}): raise the "
+                "limit of locked memory (ulimit -l), or lower memory.host"
+            )
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Take a slab's registration back; its mapping goes next."""
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def begin(self, segment: int) -> None:
         """Drop the copies of the segment before."""

@@ -79,7 +79,7 @@ def _samples(captured: Captured, program: Program) -> list[Instruction]:
     """Return one instruction of each kind and class, in the order of the program."""
     chosen: dict[tuple[int, Operation], Instruction] = {}
     for instruction in program:
-        if instruction.segment:
+        if instruction.segment and instruction.operation is not Operation.KEEP:
             isomorphism = captured.model.segment(instruction.segment).isomorphism
             chosen.setdefault((isomorphism, instruction.operation), instruction)
     return list(chosen.values())

@@ -70,7 +70,7 @@ class Layouts:
     def gradients(self) -> Mapping[str, ArrayLayout]:
         """By object name: values that get a gradient, and parameters that several segments read."""
         layouts = {
-            value.name: self.values[value.name]
+            value.name: self._array(value.name, [value.gradient_tensor])
             for value in self.model.values.values()
             if value.gradient and value.readers
         }

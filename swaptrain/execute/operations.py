@@ -38,6 +38,7 @@ class Operations:
         self._captured, self._layouts = captured, layouts
         self._model = captured.model
         self._runner, self.rule, self.device = runner, rule, device
+        runner.move_to(device.device)
 
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""
@@ -49,18 +50,14 @@ class Operations:
         self.device.begin(instruction.segment)
         self._keep_buffers(instruction, slabs)
         operands = self._operands(instruction, slabs)
-        outputs = self._runner.forward(
-            instruction.segment, step, instruction.micro_batch, operands
-        )
+        outputs = self._runner.forward(instruction.segment, step, instruction.micro_batch, operands)
         self._put_buffers(instruction, slabs, operands)
         self._store_outputs(instruction, slabs, outputs)
 
     def evaluate(self, instruction: Instruction, slabs: Slabs) -> float | None:
         """Run a forward in evaluation mode; return the loss where the segment makes it."""
         self.device.begin(instruction.segment)
-        outputs = self._runner.evaluate(
-            instruction.segment, self._operands(instruction, slabs)
-        )
+        outputs = self._runner.evaluate(instruction.segment, self._operands(instruction, slabs))
         self._store_outputs(instruction, slabs, outputs)
         loss = outputs.get(self._model.loss)
         return None if loss is None else float(loss)

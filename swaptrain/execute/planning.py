@@ -21,18 +21,24 @@ from swaptrain.execute.update import UpdateRule
 from swaptrain.memory.malloc import trim
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.program.check import Peaks, check_program
-from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.instructions import Kind, ObjectKey, Program
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.state import contiguous
 from swaptrain.program.step import StepBuilder
-from swaptrain.units import format_size, roomy_size
+from swaptrain.program.tensors import ITEMSIZE
+from swaptrain.units import format_size, parse_size, roomy_size
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "Planner", "make_plan"]
 
 _LARGEST_TARGET_BYTES = 1 << 30
 _SMALLEST_TARGET_BYTES = 1 << 18
 _SLACK_BYTES = 24 << 20
 """Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
+_HOST_PER_TARGET = 64 / 9
+"""The host budget that a target is meant for: the slabs, 3/4 of it, hold 16/3 of them."""
+_LEAST_ACTIVATION_BYTES = 4 << 20
+_NOISE_BYTES = 4 << 20
+"""By how much two measurements of one arena may differ, besides 1/20 of it."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,230 @@ class Plan:
     """Of the host budget: what torch allocates while it computes, as measured, and slack."""
     pool_bytes: int
     """Of the host budget: slabs."""
+    creation_bytes: int
+    """What writing the initial weights holds at most: an array, a value, what makes it."""
 
     @property
     def least_host_bytes(self) -> int:
-        """The smallest memory.host that works with this cut."""
-        return self.arena_bytes + self.peaks.instruction_bytes
+        """The smallest memory.host that works with this cut, as measured this time."""
+        return max(
+            self.arena_bytes + self.peaks.instruction_bytes, self.creation_bytes + _SLACK_BYTES
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget that it was made for is enough."""
+        return self.arena_bytes + self.pool_bytes >= self.least_host_bytes
+
+    def step(self) -> Program:
+        """Return the program of a step in the middle of a run."""
+        return self.builder.step(pending_updates=self.updates if self.builder.deferred else ())
+
+    @property
+    def updates(self) -> list[int]:
+        """The segments whose state an update changes."""
+        return [k for k, arrays in self.layouts.state_arrays.items() if arrays]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A cut model and its program: what is known before anything is measured."""
+
+    captured: Captured
+    cuts: list[int]
+    layouts: Layouts
+    builder: StepBuilder
+    peaks: Peaks
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Slabs and, instead of the measured arena, the bytes of a segment's activations."""
+        activations = max(s.activation_bytes for s in self.captured.model.segments)
+        return self.peaks.instruction_bytes + activations
+
+
+class Planner:
+    """Cuts a captured model for a host budget, and finds the least budget that it works in.
+
+    What it measures is kept by cut: `plan` and `least_host` ask for each only once. With
+    `recorded_cuts`, those of a run that exists, there is only the one cut.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        built: BuiltModel,
+        rule: UpdateRule,
+        device: ComputeDevice,
+        batch: Mapping[str, Tensor],
+        *,
+        recorded_cuts: Sequence[int] | None = None,
+    ) -> None:
+        self._config, self._built, self._rule = config, built, rule
+        self._device, self._batch = device, batch
+        self._recorded = None if recorded_cuts is None else list(recorded_cuts)
+        self._cuts: dict[int, _Cut] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        trim()
+        self._base_bytes = resident_bytes()
+
+    def plan(self) -> Plan:
+        """Return the plan with the largest segments that fit `memory.host`.
+
+        Raises BudgetError with the smallest budget that was found to work.
+        """
+        host_bytes = self._config.memory.host
+        targets = [t for t in self._targets() if self._meant_for(t) <= host_bytes]
+        for target_bytes in targets:
+            plan = self._measured(self._cut(target_bytes))
+            if plan.fits:
+                return plan
+        raise BudgetError(self._refusal())
+
+    def least_host(self) -> str:
+        """Return the smallest `memory.host` that was found to work, as a config says it."""
+        return self._least()[0]
+
+    def _least(self) -> tuple[str, Plan]:
+        # To measure a cut takes seconds: the two that promise most are.
+        promising = sorted(
+            self._targets(),
+            key=lambda t: max(self._cut(t).estimated_bytes, self._meant_for(t)),
+        )
+        best: tuple[int, Plan] | None = None
+        for target_bytes in promising[:2]:
+            plan = self._measured(self._cut(target_bytes))
+            noise_bytes = max(_NOISE_BYTES, plan.arena_bytes // 20)
+            host_bytes = max(plan.least_host_bytes + noise_bytes, self._meant_for(target_bytes))
+            if best is None or host_bytes < best[0]:
+                best = host_bytes, plan
+        assert best is not None
+        return roomy_size(best[0]), best[1]
+
+    def _targets(self) -> list[int]:
+        """Return the segment sizes to try, the largest first.
+
+        Neither they nor the cut for each depend on the budget, so that a run with the budget that
+        a refusal names finds the same cut again.
+        """
+        if self._recorded is not None:
+            return [_LARGEST_TARGET_BYTES]
+        if self._config.memory.segment is not None:
+            return [self._config.memory.segment]
+        octaves = (_LARGEST_TARGET_BYTES // _SMALLEST_TARGET_BYTES).bit_length()
+        return [_LARGEST_TARGET_BYTES >> octave for octave in range(octaves)]
+
+    def _meant_for(self, target_bytes: int) -> int:
+        """Return the least budget that the planner tries a target in."""
+        if self._recorded is not None or self._config.memory.segment is not None:
+            return 0
+        return 0 if target_bytes <= _SMALLEST_TARGET_BYTES else int(target_bytes * _HOST_PER_TARGET)
+
+    def _cut(self, target_bytes: int) -> _Cut:
+        if target_bytes not in self._cuts:
+            self._cuts[target_bytes] = self._new_cut(target_bytes)
+        return self._cuts[target_bytes]
+
+    def _new_cut(self, target_bytes: int) -> _Cut:
+        config, rule = self._config, self._rule
+
+        def state_bytes(parameter: ParameterSpec) -> int:
+            return _state_bytes(parameter, rule)
+
+        def working_bytes(parameter: ParameterSpec) -> int:
+            return state_bytes(parameter) + 4 * parameter.tensor.numel * parameter.trainable
+
+        chosen = config.memory.segment is not None
+        captured, cuts = cut(
+            self._built.uncut,
+            CutLimits(
+                target_bytes=target_bytes,
+                hard_bytes=(target_bytes if chosen else 2 * target_bytes) * 4 // 3,
+                activation_target_bytes=max(
+                    int(target_bytes * _HOST_PER_TARGET) // 6,
+                    8 * _LEAST_ACTIVATION_BYTES if chosen else _LEAST_ACTIVATION_BYTES,
+                ),
+                micro_batches=config.data.micro_batches,
+            ),
+            state_bytes=state_bytes,
+            working_bytes=working_bytes,
+            cuts=self._recorded,
+        )
+        layouts = Layouts(
+            captured.model,
+            compute_dtype=config.model.dtype,
+            state_shapes=rule.state_tensors,
+            chunk_bytes=config.store.chunk,
+        )
+        m = config.data.micro_batches
+        deferred = config.optimizer.clip_norm is not None
+        wave = min(config.train.wave or m, m)
+        builder = StepBuilder(
+            captured.model, config.model.dtype, layouts.state_arrays, m, wave, deferred=deferred
+        )
+        peaks = check_program(builder.step(), layouts.size_bytes)
+        if deferred:
+            updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
+            kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
+            program = builder.step(pending_updates=updates)
+            peaks = check_program(program, layouts.size_bytes, present=kept)
+        return _Cut(captured, cuts, layouts, builder, peaks)
+
+    def _measured(self, found: _Cut) -> Plan:
+        if tuple(found.cuts) not in self._plans:
+            self._plans[tuple(found.cuts)] = self._measure(found)
+        return self._plans[tuple(found.cuts)]
+
+    def _measure(self, found: _Cut) -> Plan:
+        config, rule, captured, layouts = self._config, self._rule, found.captured, found.layouts
+        runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
+        operations = Operations(captured, layouts, runner, rule, self._device)
+        measured = measure_arena(captured, layouts, operations, found.builder.step(), self._batch)
+        parameters = [p for p in captured.model.parameters.values() if p.trainable]
+        scratch_bytes = max(
+            (rule.scratch_bytes(p.tensor.shape, split=p.split) for p in parameters), default=0
+        )
+        arena_bytes = max(measured * 21 // 20, scratch_bytes) + _SLACK_BYTES
+        return Plan(
+            captured=captured,
+            cuts=found.cuts,
+            layouts=layouts,
+            builder=found.builder,
+            operations=operations,
+            peaks=found.peaks,
+            base_bytes=self._base_bytes,
+            arena_bytes=arena_bytes,
+            pool_bytes=config.memory.host - arena_bytes,
+            creation_bytes=0 if self._recorded is not None else self._creation_bytes(layouts),
+        )
+
+    def _creation_bytes(self, layouts: Layouts) -> int:
+        arrays = [a for s in (*layouts.state.values(), *layouts.frozen.values()) for a in s.arrays]
+        masters = [p.tensor.numel * ITEMSIZE[p.master] for p in layouts.model.parameters.values()]
+        return (
+            max((array.nbytes for array in arrays), default=0)
+            + max(masters, default=0)
+            + self._built.construction.largest_value_bytes()
+        )
+
+    def _refusal(self) -> str:
+        host_bytes = self._config.memory.host
+        size, least = self._least()
+        # Measured anew, a budget that was just too small may be found to be enough.
+        size = roomy_size(max(parse_size(size), host_bytes + 1))
+        if least.creation_bytes + _SLACK_BYTES >= least.least_host_bytes:
+            needs = f"making the initial weights needs {format_size(least.least_host_bytes)}"
+        else:
+            needs = (
+                f"{least.peaks.largest} needs {format_size(least.peaks.instruction_bytes)} of "
+                f"slabs beside {format_size(least.arena_bytes)} that torch takes while it computes"
+            )
+        text = f"memory.host is {format_size(host_bytes)}, and {needs}: set memory.host to {size}"
+        if self._recorded is not None:
+            return text + ", since the cut into segments is fixed for the life of a store"
+        if self._config.memory.segment is not None:
+            return text + ", or memory.segment to less"
+        return text + ", or lower data.micro_batch or data.sequence_length"
 
 
 def make_plan(
@@ -69,119 +294,9 @@ def make_plan(
 ) -> Plan:
     """Cut the model for `memory.host` (or at the recorded cuts) and measure that it fits.
 
-    Tries smaller and smaller segments until one fits. Raises BudgetError with the smallest budget
-    that was found to work.
+    Raises BudgetError with the smallest budget that was found to work.
     """
-    trim()
-    base_bytes = resident_bytes()
-    least: Plan | None = None
-    for target_bytes in _targets(config, recorded_cuts is not None):
-        plan = _plan_for(
-            config, built, rule, device, batch, target_bytes, base_bytes,
-            None if recorded_cuts is None else list(recorded_cuts),
-        )  # fmt: skip
-        if plan.pool_bytes >= plan.peaks.instruction_bytes:
-            return plan
-        if least is not None and plan.cuts == least.cuts:
-            break  # it cannot be cut any finer
-        if least is None or plan.least_host_bytes < least.least_host_bytes:
-            least = plan
-    assert least is not None
-    raise BudgetError(_refusal(config, least, recorded=recorded_cuts is not None))
-
-
-def _targets(config: Config, recorded: bool) -> list[int]:
-    """Return the segment sizes to try, the largest first.
-
-    The sizes are powers of two times the largest, whatever the budget, so that the budget that a
-    refusal names finds the same cut again.
-    """
-    if recorded:
-        return [_LARGEST_TARGET_BYTES]
-    if config.memory.segment is not None:
-        return [config.memory.segment]
-    wish = config.memory.host * 3 // 4 * 3 // 16
-    sizes = []
-    size = _LARGEST_TARGET_BYTES
-    while size >= _SMALLEST_TARGET_BYTES:
-        if size <= wish:
-            sizes.append(size)
-        size //= 2
-    return sizes or [_SMALLEST_TARGET_BYTES]
-
-
-def _plan_for(
-    config: Config,
-    built: BuiltModel,
-    rule: UpdateRule,
-    device: ComputeDevice,
-    batch: Mapping[str, Tensor],
-    target_bytes: int,
-    base_bytes: int,
-    cuts: list[int] | None,
-) -> Plan:
-    def state_bytes(parameter: ParameterSpec) -> int:
-        return _state_bytes(parameter, rule)
-
-    def working_bytes(parameter: ParameterSpec) -> int:
-        return _state_bytes(parameter, rule) + 4 * parameter.tensor.numel * parameter.trainable
-
-    ceiling = target_bytes if config.memory.segment is not None else 2 * target_bytes
-    limits = CutLimits(
-        target_bytes=target_bytes,
-        hard_bytes=ceiling * 4 // 3,
-        activation_target_bytes=max(config.memory.host // 6, 1),
-        micro_batches=config.data.micro_batches,
-    )
-    captured, cuts = cut(
-        built.uncut, limits, state_bytes=state_bytes, working_bytes=working_bytes, cuts=cuts
-    )
-    layouts = Layouts(
-        captured.model,
-        compute_dtype=config.model.dtype,
-        state_shapes=rule.state_tensors,
-        chunk_bytes=config.store.chunk,
-    )
-    m = config.data.micro_batches
-    builder = StepBuilder(
-        captured.model,
-        config.model.dtype,
-        layouts.state_arrays,
-        m,
-        min(config.train.wave or m, m),
-        deferred=config.optimizer.clip_norm is not None,
-    )
-    program = builder.step()
-    peaks = check_program(program, layouts.size_bytes)
-    updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
-    if builder.deferred:
-        kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
-        peaks = check_program(
-            builder.step(pending_updates=updates), layouts.size_bytes, present=kept
-        )
-    runner = Runner(captured, seed=config.train.seed, micro_batches=m)
-    operations = Operations(captured, layouts, runner, rule, device)
-    measured = measure_arena(captured, layouts, operations, program, batch)
-    scratch = max(
-        (
-            rule.scratch_bytes(p.tensor.shape, split=p.split)
-            for p in captured.model.parameters.values()
-            if p.trainable
-        ),
-        default=0,
-    )
-    arena_bytes = max(measured * 21 // 20, scratch) + _SLACK_BYTES
-    return Plan(
-        captured=captured,
-        cuts=cuts,
-        layouts=layouts,
-        builder=builder,
-        operations=operations,
-        peaks=peaks,
-        base_bytes=base_bytes,
-        arena_bytes=arena_bytes,
-        pool_bytes=config.memory.host - arena_bytes,
-    )
+    return Planner(config, built, rule, device, batch, recorded_cuts=recorded_cuts).plan()
 
 
 def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:
@@ -193,17 +308,3 @@ def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:
     for shape in rule.state_tensors(tensor.shape).values():
         elements += max(1, contiguous(shape)[0] * shape[0] if shape else 1)
     return tensor.nbytes + (2 * tensor.numel if parameter.split else 0) + 4 * elements
-
-
-def _refusal(config: Config, least: Plan, *, recorded: bool) -> str:
-    needed = least.peaks.instruction_bytes
-    text = (
-        f"memory.host is {format_size(config.memory.host)}, and {least.peaks.largest} needs "
-        f"{format_size(needed)} of slabs beside {format_size(least.arena_bytes)} that torch takes "
-        f"while it computes: set memory.host to {roomy_size(least.least_host_bytes)}"
-    )
-    if recorded:
-        return text + ", since the cut into segments is fixed for the life of a store"
-    if config.memory.segment is not None:
-        return text + ", or memory.segment to less"
-    return text + ", or lower data.micro_batch or data.sequence_length"

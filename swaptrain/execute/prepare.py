@@ -24,12 +24,17 @@ class Prepared:
     """A model that is captured, cut and fits its budgets; nothing is written.
 
     `root` is the record of the run that is resumed, whose cut is kept. `note` hears of the long
-    work. Raises ConfigError for everything about the config, the model and the budgets that is
-    wrong.
+    work. Without `draw` there are no initial weights, for those who only look. Raises ConfigError
+    for everything about the config, the model and the budgets that is wrong.
     """
 
     def __init__(
-        self, config: Config, root: RootRecord | None, note: Callable[[str], None]
+        self,
+        config: Config,
+        root: RootRecord | None,
+        note: Callable[[str], None],
+        *,
+        draw: bool = True,
     ) -> None:
         refuse_tmpfs(config.run.dir)
         for path in config.store.paths or ():
@@ -45,7 +50,7 @@ class Prepared:
         self.factory: Factory = model_factory(config)
         example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
         note(f"capturing {self.factory.description}")
-        self.built: BuiltModel = build(config, self.factory, example)
+        self.built: BuiltModel = build(config, self.factory, example, draw=draw)
         self.planner = Planner(
             config,
             self.built,

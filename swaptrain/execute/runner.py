@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from swaptrain.capture.capture import Captured
+from swaptrain.capture.place import place
 from swaptrain.capture.randomness import draws
 from swaptrain.capture.segments import Code
 
@@ -39,6 +41,10 @@ class Runner:
         self._model = captured.model
         self._seed = seed
         self._micro_batches = micro_batches
+
+    def move_to(self, device: torch.device) -> None:
+        """Run the code on `device` from now on; the operands have to lie there."""
+        self._captured = place(self._captured, device)
 
     def forward(
         self, segment: int, step: int, micro_batch: int, operands: Operands
@@ -96,7 +102,15 @@ class Runner:
 
         for name in spec.parameters:
             if self._model.parameters[name].trainable:
-                leaves[name].register_post_accumulate_grad_hook(deliver(name))
+                leaf = leaves[name]
+                leaf.register_post_accumulate_grad_hook(deliver(name))  # type: ignore[no-untyped-call]
+        relaid: dict[str, Tensor] = {}
+        for name in spec.inputs:
+            value = self._model.values[name]
+            if value.gradient and value.gradient_stride is not None:
+                # Autograd lays a leaf's gradient out as the leaf; the next backward needs it as
+                # it comes, since a reduction adds in the order of the layout.
+                leaves[name].register_hook(partial(relaid.__setitem__, name))  # type: ignore[no-untyped-call]
         with (
             draws(self._seed, step, micro_batch, self._captured.random[segment - 1]),
             torch.enable_grad(),
@@ -121,7 +135,7 @@ class Runner:
         if roots:
             torch.autograd.backward(roots, seeds)
         return {
-            name: leaves[name].grad
+            name: relaid.get(name, leaves[name].grad)
             for name in spec.inputs
             if self._model.values[name].gradient
         }, loss
@@ -129,9 +143,7 @@ class Runner:
     def _code(self, segment: int) -> Code:
         return self._captured.codes[self._model.segment(segment).isomorphism]
 
-    def _inputs(
-        self, segment: int, operands: Operands
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def _inputs(self, segment: int, operands: Operands) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the code's arguments in order, and the leaves of autograd among them by name."""
         inputs: list[Tensor] = []
         leaves: dict[str, Tensor] = {}

@@ -49,5 +49,7 @@ class StopRequest:
         if self._requested is not None:
             os._exit(128 + number)
         self._requested = number
-        sys.stderr.write("stopping after the instruction in progress, press again to stop at once\n")
+        sys.stderr.write(
+            "stopping after the instruction in progress, press again to stop at once\n"
+        )
         sys.stderr.flush()

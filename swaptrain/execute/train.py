@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,21 +10,21 @@ from pathlib import Path
 
 import torch
 
-from swaptrain.config import Config, check_resume, load_config
-from swaptrain.data import Batches, open_data, open_eval, open_example
+from swaptrain.config import Config, check_resume
+from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.errors import ConfigError
-from swaptrain.execute.build import BuiltModel, Factory, build, cast_batch, model_factory
 from swaptrain.execute.commits import Commits
-from swaptrain.execute.create import Creation, disk_bytes, open_slots
-from swaptrain.execute.device import open_device
+from swaptrain.execute.create import Creation, open_slots
+from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
 from swaptrain.execute.executor import Executor
+from swaptrain.execute.floor import step_floor
 from swaptrain.execute.home import StoreHome
-from swaptrain.execute.planning import Plan, make_plan
+from swaptrain.execute.planning import Plan
+from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.training import Evaluation, Training
 from swaptrain.execute.trees import Trees
-from swaptrain.execute.update import UpdateRule
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
@@ -38,7 +37,7 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import write_aside
 from swaptrain.store.lock import RunLock
 from swaptrain.store.recovery import flush_everything
-from swaptrain.store.root import RootRecord, create_root, free_bytes, read_root, refuse_tmpfs
+from swaptrain.store.root import RootRecord, create_root, read_root
 from swaptrain.store.slots import Slots
 from swaptrain.units import format_size
 
@@ -52,7 +51,7 @@ def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
     """
     run_dir = config.run.dir
-    recorded = None if fresh else _recorded_config(run_dir)
+    recorded = None if fresh else recorded_config(run_dir)
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=accept_change)
     config = config.resolved()
@@ -61,50 +60,17 @@ def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -
         if root is not None and _is_finished(run_dir, root, config):
             progress.finish(_finished_text(run_dir, config))
             return
-        prepared = _Prepared(config, root, progress)
-        with RunLock(run_dir):
-            if fresh:
-                _start_over(run_dir)
-            run = _OpenRun(config, prepared, root, progress, stop, fresh=fresh)
+        prepared = Prepared(config, root, progress.note)
+        with RunLock(run_dir) as lock:
+            try:
+                run = _OpenRun(config, prepared, root, progress, stop, fresh=fresh)
+            except ConfigError:
+                lock.withdraw()
+                raise
             with run:
                 run.training.run()
                 run.finish()
         progress.finish(_finished_text(run_dir, config))
-
-
-class _Prepared:
-    """What is decided before a byte is written: model, cut, budgets."""
-
-    def __init__(self, config: Config, root: RootRecord | None, progress: Progress) -> None:
-        refuse_tmpfs(config.run.dir)
-        for path in config.store.paths or ():
-            refuse_tmpfs(path)
-        self.threads = _set_threads(config, root, progress)
-        self.device = open_device(config.device, config.memory.device)
-        self.factory: Factory = model_factory(config)
-        example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
-        self.rule = UpdateRule(
-            name=config.optimizer.name,
-            lr=config.optimizer.lr,
-            weight_decay=config.optimizer.weight_decay,
-            arguments=config.optimizer.arguments,
-        )
-        progress.note(f"capturing {self.factory.description}")
-        self.built: BuiltModel = build(config, self.factory, example)
-        self.plan: Plan = make_plan(
-            config,
-            self.built,
-            self.rule,
-            self.device,
-            cast_batch(example, config.model.dtype),
-            recorded_cuts=root.choices["cuts"] if root is not None else None,
-        )
-        if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
-            raise ConfigError(
-                f"{config.run.dir} holds another model than the config now gives: the code of the "
-                "model or the version of torch or transformers has changed since. Restore it, or "
-                "start over with --fresh"
-            )
 
 
 class _OpenRun:
@@ -113,7 +79,7 @@ class _OpenRun:
     def __init__(
         self,
         config: Config,
-        prepared: _Prepared,
+        prepared: Prepared,
         root: RootRecord | None,
         progress: Progress,
         stop: StopRequest,
@@ -126,15 +92,23 @@ class _OpenRun:
         trees = config.store.commit_every > 1
         self._io = DirectIO(on_fallback=progress.note)
         self._home = StoreHome(
-            run_dir, plan.layouts, self._io, micro_batches=config.data.micro_batches
+            run_dir,
+            plan.layouts,
+            self._io,
+            micro_batches=config.data.micro_batches,
+            deferred=plan.builder.deferred,
         )
         if root is None:
-            self._check_disk(trees)
-        write_aside(run_dir / "config.yaml", config.resolved_yaml().encode())
+            needs = disk_needs(config, plan, self._home, data_bytes=estimated_data_bytes(config))
+            check_disk(needs, run_dir)
         data, evaluation = self._open_data(fresh)
+        if fresh:
+            _start_over(run_dir)
+        write_aside(run_dir / "config.yaml", config.resolved_yaml().encode())
+        floor = step_floor(config, plan, prepared.device.device, progress.note)
         flush_everything(run_dir)
         self._slots = Slots(run_dir, config.store.paths, trees=trees)
-        open_slots(self._slots, plan.layouts, plan, spares=True, trees=trees)
+        open_slots(self._slots, plan.layouts, plan, trees=trees)
         creation = Creation(run_dir, plan, self._slots, self._home, self._io)
         if root is None:
             root = self._create(creation, trees)
@@ -144,7 +118,7 @@ class _OpenRun:
         release()  # what creating the store took is no part of the arena
         retain()
         plan = replace(plan, base_bytes=resident_bytes())
-        pool = Pool(plan.pool_bytes)
+        pool = Pool(plan.pool_bytes, pin=prepared.device.pin, unpin=prepared.device.unpin)
         tier = Tier(pool, self._home)
         self._committer = Committer(self._io, self._slots)
         self._home.barrier = self._committer.drain
@@ -154,6 +128,7 @@ class _OpenRun:
             tier,
             self._committer,
             fingerprint=plan.captured.model.fingerprint,
+            micro_batches=config.data.micro_batches,
         )
         position = find_position(
             plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
@@ -184,7 +159,7 @@ class _OpenRun:
             position=position,
             trees=Trees(self._slots, self._home, tier, commits, root) if trees else None,
             report=progress.step_done,
-            floor_s=lambda read_bytes, write_bytes, compute_s: None,
+            floor_s=floor,
         )
         if self.training.trees is not None:
             self.training.trees.last_step = steps
@@ -228,20 +203,9 @@ class _OpenRun:
         )
         return data, Evaluation(held_out, config.eval.every, config.eval.batches)
 
-    def _check_disk(self, trees: bool) -> None:
-        needed = disk_bytes(self._prepared.plan, self._home, trees=trees)
-        free = free_bytes(self._run_dir)
-        if not self._config.store.paths and needed > free:
-            raise ConfigError(
-                f"{self._run_dir}: the run needs {format_size(needed)} of disk, "
-                f"{format_size(free)} are free: make room, or set run.dir to another disk"
-            )
-
     def _create(self, creation: Creation, trees: bool) -> RootRecord:
         plan, model = self._prepared.plan, self._prepared.plan.captured.model
-        self._progress.note(
-            f"writing {model.parameter_count:,} initial weights to {self._run_dir}"
-        )
+        self._progress.note(f"writing {model.parameter_count:,} initial weights to {self._run_dir}")
         creation.write(self._prepared.built.construction, lambda _: None, trees=trees)
         root = RootRecord(
             fingerprint=model.fingerprint,
@@ -285,29 +249,11 @@ _PHASES = {
     "forward": "forward",
     "turn": "backward",
     "backward": "backward",
+    "keep": "backward",
     "settle": "update",
     "update": "update",
     "evaluate": "eval",
 }
-
-
-def _set_threads(config: Config, root: RootRecord | None, progress: Progress) -> int:
-    """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it."""
-    available = len(os.sched_getaffinity(0))
-    recorded: int | None = root.choices["threads"] if root is not None else None
-    threads = recorded or config.train.threads or available
-    if recorded is not None and recorded > available:
-        progress.note(
-            f"the run was begun with {recorded} threads and this machine has {available} cores: "
-            "it goes on with as many threads, slower, so that the bits stay the same"
-        )
-    torch.set_num_threads(threads)
-    return threads
-
-
-def _recorded_config(run_dir: Path) -> Config | None:
-    path = run_dir / "config.yaml"
-    return load_config(path, ()) if path.exists() else None
 
 
 def _is_finished(run_dir: Path, root: RootRecord, config: Config) -> bool:
@@ -325,8 +271,8 @@ def _is_finished(run_dir: Path, root: RootRecord, config: Config) -> bool:
 
 
 def _start_over(run_dir: Path) -> None:
-    """Delete what a run wrote into its directory, and nothing else; the lock is held."""
-    for name in ("store", "trees", "slots", "static", "spill", "data", "scratch"):
+    """Delete what a run wrote into its directory but its data; the lock is held."""
+    for name in ("store", "trees", "slots", "static", "spill", "scratch"):
         path = run_dir / name
         if path.is_symlink():
             path.unlink()

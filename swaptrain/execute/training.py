@@ -55,8 +55,8 @@ class Training:
     position: Position
     trees: Trees | None
     report: Callable[[StepMetrics], None]
-    floor_s: Callable[[int, int, float], float | None]
-    """From bytes read, bytes written and compute seconds to the least seconds of a step."""
+    floor_s: Callable[[int, int, float, float], float | None]
+    """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
 
     def run(self) -> None:
         """Run all steps that are left; when it returns, everything is durable and nothing pends."""
@@ -84,7 +84,11 @@ class Training:
         builder, deferred = self.plan.builder, self.plan.builder.deferred
         begun = time.perf_counter()
         counters = _Counters.of(self)
-        program = builder.step(pending_updates=self._pending, top=top)
+        program = builder.step(
+            pending_updates=self._pending,
+            top=top,
+            from_micro_batch=self.position.from_micro_batch if top is not None else 0,
+        )
         self._running = state = self._state(step)
         if top is not None:
             state.ledger = self._ledger
@@ -92,7 +96,7 @@ class Training:
         norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
         self._ledger = state.ledger
         if deferred:
-            self._pending = tuple(self.plan.layouts.accumulators)
+            self._pending = tuple(self.plan.layouts.state)
         if self.trees is not None and self.trees.commits(step):
             self._flush(step)
             self.trees.switch(step)
@@ -197,7 +201,7 @@ class Training:
             return ()
         pending: Sequence[int] = ()
         if self.plan.builder.deferred:
-            pending = tuple(self.plan.layouts.accumulators)
+            pending = tuple(self.plan.layouts.state)
         return self.plan.builder.step(pending_updates=pending)
 
     def _batch(self, data: Batches, step: int, m: int) -> Mapping[str, Tensor]:
@@ -215,7 +219,9 @@ class Training:
         return max(peak, 0)
 
     def _roofline(self, moved: _Counters, state: StepState, step_s: float) -> float | None:
-        floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s + state.update_s)
+        floor_s = self.floor_s(
+            moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s
+        )
         return None if floor_s is None else min(1.0, floor_s / step_s)
 
 

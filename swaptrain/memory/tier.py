@@ -276,7 +276,8 @@ class Tier:
             return False
         for key in victims:
             self._drop(key)
-        return True
+        # A view that outlives its object's slab still takes room.
+        return self._pool.live_bytes + size_bytes <= self._pool.budget_bytes
 
     def _wait_for_any(self) -> bool:
         pending = [f for entry in self._entries.values() for f in entry.busy if not f.done()]

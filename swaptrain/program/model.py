@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from swaptrain.program.tensors import TensorSpec
@@ -58,10 +58,19 @@ class ValueSpec:
     """The segments that read it, ascending."""
     gradient: bool
     """Whether the loss sends a gradient into it."""
+    gradient_stride: tuple[int, ...] | None = None
+    """The strides in which autograd hands its gradient on, where they are not its own."""
 
     @property
     def name(self) -> str:
         return self.tensor.name
+
+    @property
+    def gradient_tensor(self) -> TensorSpec:
+        """The layout of its gradient."""
+        if self.gradient_stride is None:
+            return self.tensor
+        return replace(self.tensor, stride=self.gradient_stride)
 
 
 @dataclass(frozen=True)

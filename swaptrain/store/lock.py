@@ -22,8 +22,9 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        make_directory(run_dir.absolute())
-        path = run_dir / "lock"
+        path = run_dir.absolute() / "lock"
+        self._made = [p for p in (path, *path.parents) if not p.exists()]
+        make_directory(path.parent)
         try:
             # The descriptor is not inherited by programs that this process starts.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -49,6 +50,19 @@ class RunLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def withdraw(self) -> None:
+        """Remove the file and the directories that this lock made, as far as they are empty.
+
+        For a command that is refused before it has written anything.
+        """
+        for path in self._made:
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+            elif any(path.iterdir()):
+                break
+            else:
+                path.rmdir()
 
     def __enter__(self) -> RunLock:
         return self

@@ -145,7 +145,9 @@ class _Step:
         for name, gradient in inputs.items():
             if gradient is None:
                 gradient = torch.zeros_like(self.values[name, micro_batch])
-            self.gradients[ObjectKey(Kind.GRADIENT, name, k, micro_batch)] = gradient
+            spec = self.model.values[name].gradient_tensor
+            stored = torch.empty_strided(spec.shape, spec.stride, dtype=gradient.dtype)
+            self.gradients[ObjectKey(Kind.GRADIENT, name, k, micro_batch)] = stored.copy_(gradient)
         if loss is not None:
             self.losses.append(float(loss))
 

@@ -264,7 +264,7 @@ def test_an_error_of_a_write_reaches_the_main_line_and_the_object_stays() -> Non
 def test_an_object_freed_while_it_is_written_gives_its_slab_back_when_the_write_ends() -> None:
     """Its slab stays until the write is done; the same key can be made anew."""
     key = VALUES[0]
-    tier, home, pool = tier_of(2 * PAGES[key])
+    tier, home, pool = tier_of(PAGES[key])
     with waits_complete(home):
         tier.follow(NextUse((one(writes=(key,)),)))
         tier.acquire(one(writes=(key,)), 0)

@@ -102,7 +102,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
         h += x

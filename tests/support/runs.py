@@ -95,6 +95,8 @@ def reference(config: Config) -> ReferenceResult:
 
 def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     """Assert that two sets of tensors have the same names and the same bits."""
-    different = [name for name in left if name in right and not torch.equal(left[name], right[name])]
+    different = [
+        name for name in left if name in right and not torch.equal(left[name], right[name])
+    ]
     assert not different, f"{len(different)} of {len(left)} tensors differ: {different[:5]}"
     assert set(left) == set(right)

@@ -1,0 +1,48 @@
+"""Moves captured code, which was traced on the CPU, to the device that computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from swaptrain.capture.capture import Captured
+
+__all__ = ["place"]
+
+
+def place(captured: Captured, device: torch.device) -> Captured:
+    """Return `captured` with its constants, and the tensors its code makes, on `device`.
+
+    The graphs are changed in place: every argument that is a CPU device becomes `device`, also in
+    the bodies of higher-order operations. Parameters, buffers and values are arguments of the code
+    and come from wherever the caller has them.
+    """
+    if device.type == "cpu":
+        return captured
+    seen: set[int] = set()
+    for code in captured.codes:
+        for module in (code.train, code.evaluate):
+            for part in module.modules():
+                if isinstance(part, fx.GraphModule) and id(part) not in seen:
+                    seen.add(id(part))
+                    _place_graph(part, device)
+    constants = {name: tensor.to(device) for name, tensor in captured.constants.items()}
+    return replace(captured, constants=constants)
+
+
+def _place_graph(module: fx.GraphModule, device: torch.device) -> None:
+    def moved(argument: Any) -> Any:
+        if isinstance(argument, torch.device) and argument.type == "cpu":
+            return device
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(moved(item) for item in argument)
+        return argument
+
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            node.args = tuple(moved(argument) for argument in node.args)
+            node.kwargs = {name: moved(argument) for name, argument in node.kwargs.items()}
+    module.recompile()

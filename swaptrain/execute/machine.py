@@ -1,0 +1,209 @@
+"""What this machine can do: the disk's speed, flop/s, and how much I/O slows computing.
+
+The figures are estimates of a moment: each is measured for a few tenths of a second, on an
+otherwise idle machine at best, with files of 64 MiB; a drive that slows down when its write cache
+is full is overestimated, one that is busy underestimated. They are used for predictions and for
+`roofline_fraction`, never for what a run computes.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swaptrain.errors import SwaptrainError
+from swaptrain.program.cost import Disk
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.files import existing_parent, free_bytes
+
+__all__ = ["Machine", "cache_path", "known_machine", "machine"]
+
+_PIECE_BYTES = 4 << 20
+_PIECES = 16
+_DEPTH = 4
+_DISK_S = 0.25
+_COMPUTE_S = 0.2
+_SIZE = 512
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine with one disk and one compute device."""
+
+    disk: Disk
+    sigma: float
+    """Seconds that computing gets slower by for each second of I/O at full speed beside it."""
+    flops_per_s: dict[str, float]
+    """By dtype: of square matrix products, which a model's layers hardly reach."""
+
+
+def cache_path() -> Path:
+    """Return the file where measurements are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(home) / "swaptrain" / "machine.json"
+
+
+def known_machine(path: Path, device: torch.device) -> Machine | None:
+    """Return what was measured before for the disk of `path`, None if nothing was."""
+    entry = _read_cache().get(_key(path, device))
+    try:
+        return None if entry is None else _from_json(entry)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def machine(
+    path: Path, device: torch.device, dtypes: Sequence[str], note: Callable[[str], None]
+) -> Machine | None:
+    """Return the machine's figures, measuring them in the directory `path` the first time.
+
+    Takes about two seconds, 80 MiB of disk and 32 MiB of memory. None where the disk refuses: a
+    run does not fail because its speed is unknown.
+    """
+    known = known_machine(path, device)
+    if known is not None and all(dtype in known.flops_per_s for dtype in dtypes):
+        return known
+    if free_bytes(path) < 4 * _PIECES * _PIECE_BYTES:
+        return None
+    note("measuring the disk and the processor once, two seconds")
+    try:
+        found = _measure(path, device, dtypes, known)
+    except (SwaptrainError, OSError) as error:
+        note(f"the speed of the disk cannot be measured: {error}")
+        return None
+    _write_cache(_key(path, device), asdict(found))
+    return found
+
+
+class _Load:
+    """Reads and writes pieces of one file, several at a time, until told to stop."""
+
+    def __init__(self, io: DirectIO, path: Path, write_of: Callable[[int], bool]) -> None:
+        self._io, self._path, self._write_of = io, path, write_of
+        self._memory = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(_DEPTH)]
+        for memory in self._memory:
+            memory.write(os.urandom(1 << 16) * (_PIECE_BYTES >> 16))
+
+    def run(self, stop: Callable[[], bool]) -> float:
+        """Return bytes per second."""
+        begun, done_bytes, number = time.perf_counter(), 0, 0
+        while not stop():
+            futures = []
+            for memory in self._memory:
+                piece, view = number % _PIECES, memoryview(memory)
+                offset = piece * _PIECE_BYTES
+                futures.append(
+                    self._io.write(self._path, view, offset=offset, flush=False, checksum=False)
+                    if self._write_of(number)
+                    else self._io.read(self._path, view, offset=offset)
+                )
+                number += 1
+            for future in futures:
+                future.result()
+            done_bytes += _DEPTH * _PIECE_BYTES
+        self._io.flush(self._path).result()
+        return done_bytes / (time.perf_counter() - begun)
+
+
+def _measure(
+    path: Path, device: torch.device, dtypes: Sequence[str], known: Machine | None
+) -> Machine:
+    file = path / "speed.tmp"
+    try:
+        with DirectIO(_DEPTH) as io:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _PIECES * _PIECE_BYTES)
+            finally:
+                os.close(descriptor)
+            mixed = _Load(io, file, lambda number: bool(number % 2))
+            write = _Load(io, file, lambda _: True).run(_timer(_DISK_S))
+            read = _Load(io, file, lambda _: False).run(_timer(_DISK_S))
+            disk = Disk(read, write, mixed.run(_timer(_DISK_S)))
+            flops = dict(known.flops_per_s) if known is not None else {}
+            flops.update({dtype: _flops_per_s(device, dtype) for dtype in dtypes})
+            return Machine(disk, _sigma(mixed, device), flops)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _timer(duration_s: float) -> Callable[[], bool]:
+    end = time.perf_counter() + duration_s
+    return lambda: time.perf_counter() >= end
+
+
+def _sigma(mixed: _Load, device: torch.device) -> float:
+    """Return how much slower matrix products are while the disk is fully busy, as a part of 1."""
+    alone = _flops_per_s(device, "float32")
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        busy = executor.submit(mixed.run, done.is_set)
+        try:
+            beside = _flops_per_s(device, "float32")
+        finally:
+            done.set()
+        busy.result()
+    return min(1.0, max(0.0, 1 - beside / alone))
+
+
+def _flops_per_s(device: torch.device, dtype: str) -> float:
+    kind = getattr(torch, dtype)
+    left = torch.ones(_SIZE, _SIZE, dtype=kind, device=device)
+    result = torch.empty_like(left)
+    torch.mm(left, left, out=result)
+    _settle(device)
+    count, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < _COMPUTE_S:
+        for _ in range(4):
+            torch.mm(left, left, out=result)
+        count += 4
+        _settle(device)
+    return 2.0 * _SIZE**3 * count / (time.perf_counter() - begun)
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _key(path: Path, device: torch.device) -> str:
+    number = existing_parent(path).stat().st_dev
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    threads = torch.get_num_threads()
+    disk = f"{os.major(number)}:{os.minor(number)}"
+    return f"{_FORMAT} {socket.gethostname()} disk {disk} {processor} {threads} threads"
+
+
+def _from_json(entry: dict[str, Any]) -> Machine:
+    return Machine(Disk(**entry["disk"]), float(entry["sigma"]), dict(entry["flops_per_s"]))
+
+
+def _read_cache() -> dict[str, Any]:
+    try:
+        tree = json.loads(cache_path().read_text())
+    except (OSError, ValueError):
+        return {}  # never measured, or not readable: it is measured again
+    return tree if isinstance(tree, dict) else {}
+
+
+def _write_cache(key: str, entry: dict[str, Any]) -> None:
+    path = cache_path()
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps({**_read_cache(), key: entry}, indent=1))
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)  # a home that cannot be written: the next run measures again

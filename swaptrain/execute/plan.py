@@ -1,0 +1,179 @@
+"""What a config takes: segments, memory, disk, bytes and seconds per step; nothing is written."""
+
+from __future__ import annotations
+
+from swaptrain.config import Config, check_resume
+from swaptrain.execute.disk import disk_needs, estimated_data_bytes, occupied_bytes
+from swaptrain.execute.home import StoreHome
+from swaptrain.execute.machine import Machine, known_machine
+from swaptrain.execute.plan_report import PlanReport, Segment
+from swaptrain.execute.plan_table import show
+from swaptrain.execute.planning import Plan
+from swaptrain.execute.prepare import Prepared, recorded_config
+from swaptrain.program.cost import (
+    StateBytes,
+    break_even_tokens,
+    durable_objects,
+    floor_s,
+    least_traffic_bytes,
+    useful_fraction,
+)
+from swaptrain.program.instructions import Program
+from swaptrain.program.residency import Traffic, simulate
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.root import free_bytes, read_root
+
+__all__ = ["PlanReport", "plan", "print_plan"]
+
+_LONGEST_SIMULATED = 20_000
+"""Instructions; each one that has to make room looks at everything that is held."""
+
+
+def plan(config: Config) -> PlanReport:
+    """Prepare a run as training does, price its step, and write nothing.
+
+    For a run that exists the recorded cut is taken. Raises ConfigError for what training refuses,
+    except for a disk that is too full, which the report shows.
+    """
+    run_dir = config.run.dir
+    recorded = recorded_config(run_dir)
+    root = read_root(run_dir)
+    if recorded is not None:
+        config = check_resume(recorded, config, accept_change=True)
+    prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)
+    made = prepared.plan
+    with DirectIO(1) as io:
+        home = StoreHome(
+            run_dir,
+            made.layouts,
+            io,
+            micro_batches=config.data.micro_batches,
+            deferred=made.builder.deferred,
+        )
+        needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
+    state, boundary_bytes = _state_bytes(made), _boundary_bytes(made)
+    commit_every = config.store.commit_every
+    program = made.step()
+    traffic = _traffic(program, made, commit_every) if len(program) <= _LONGEST_SIMULATED else None
+    least = least_traffic_bytes(state, boundary_bytes, made.pool_bytes, commit_every=commit_every)
+    written = (state.weights + state.rest) // commit_every + state.gradients
+    if traffic is not None:
+        written = traffic.write_bytes
+    read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
+    found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
+    io_s, compute_s = _seconds(config, made, found, read_bytes, written)
+    known = found is not None and compute_s is not None and io_s is not None
+    return PlanReport(
+        description=prepared.factory.description,
+        parameters=made.captured.model.parameter_count,
+        segments=_segments(made),
+        resumes=root is not None,
+        host_bytes=config.memory.host,
+        base_bytes=made.base_bytes,
+        pool_bytes=made.pool_bytes,
+        arena_bytes=made.arena_bytes,
+        instruction_bytes=made.peaks.instruction_bytes,
+        largest=made.peaks.largest,
+        live_bytes=made.peaks.live_bytes,
+        least_host=prepared.planner.least_host(),
+        disk=tuple(needs),
+        free_disk_bytes=tuple(free_bytes(need.path) for need in needs),
+        occupied_disk_bytes=occupied_bytes(run_dir),
+        traffic=traffic,
+        least_traffic_bytes=least,
+        step_write_bytes=written,
+        tokens=_tokens(config),
+        machine=found,
+        io_s=io_s,
+        compute_s=compute_s,
+        step_s=floor_s(io_s, compute_s, found.sigma) if known else None,
+        break_even_tokens=_break_even(config, made, found, state),
+    )
+
+
+def print_plan(config: Config) -> None:
+    """Show the plan of a config on standard output."""
+    show(plan(config), config)
+
+
+def _segments(made: Plan) -> tuple[Segment, ...]:
+    model, layouts = made.captured.model, made.layouts
+    rows = []
+    for segment in model.segments:
+        k = segment.index
+        held = [holder[k].nbytes for holder in (layouts.state, layouts.frozen) if k in holder]
+        count = sum(model.parameters[name].tensor.numel for name in segment.owns)
+        rows.append(Segment(k, segment.unit, count, sum(held), segment.isomorphism))
+    return tuple(rows)
+
+
+def _state_bytes(made: Plan) -> StateBytes:
+    weights = rest = 0
+    for layout in made.layouts.state.values():
+        for array in layout.arrays:
+            if array.name.startswith("weights"):
+                weights += array.nbytes
+            else:
+                rest += array.nbytes
+    gradients = sum(array.nbytes for array in made.layouts.accumulators.values())
+    return StateBytes(weights, rest, gradients if made.builder.deferred else 0)
+
+
+def _boundary_bytes(made: Plan) -> int:
+    """Return the bytes of a step's values that cross from one segment to another."""
+    values = made.captured.model.values.values()
+    crossing = sum(v.tensor.nbytes for v in values if v.producer and v.readers)
+    return crossing * made.builder.micro_batches
+
+
+def _traffic(program: Program, made: Plan, commit_every: int) -> Traffic:
+    """Simulate a step; with a larger commit_every, the mean of steps that commit and do not."""
+
+    def step(durable: bool) -> Traffic:
+        return simulate(
+            program,
+            made.layouts.size_bytes,
+            made.pool_bytes,
+            durable=durable_objects(program) if durable else lambda _: (),
+        )
+
+    committing = step(True)
+    if commit_every == 1:
+        return committing
+    between, m = step(False), commit_every
+    return Traffic(
+        (committing.read_bytes + (m - 1) * between.read_bytes) // m,
+        (committing.write_bytes + (m - 1) * between.write_bytes) // m,
+        committing.commit_bytes // m,
+    )
+
+
+def _tokens(config: Config) -> int:
+    per_item = config.data.sequence_length if config.data.python is None else 1
+    return config.data.micro_batch * config.data.micro_batches * per_item
+
+
+def _seconds(
+    config: Config, made: Plan, found: Machine | None, read_bytes: int, write_bytes: int
+) -> tuple[float | None, float | None]:
+    """Return the seconds of a step's I/O and of its computing, as far as they are known."""
+    if found is None:
+        return None, None
+    io_s = found.disk.seconds(read_bytes, write_bytes)
+    flops_per_s = found.flops_per_s.get(config.model.dtype)
+    if flops_per_s is None:
+        return io_s, None
+    model = made.captured.model
+    # A backward costs two forwards, and what is recomputed comes on top.
+    flops = 3 * sum(segment.flops for segment in model.segments) / useful_fraction(model)
+    return io_s, flops * made.builder.micro_batches / flops_per_s
+
+
+def _break_even(
+    config: Config, made: Plan, found: Machine | None, state: StateBytes
+) -> float | None:
+    flops_per_s = found.flops_per_s.get(config.model.dtype) if found is not None else None
+    trained = sum(p.tensor.numel for p in made.captured.model.parameters.values() if p.trainable)
+    if found is None or flops_per_s is None or not trained:
+        return None
+    return break_even_tokens(state, trained, flops_per_s, found.disk, read_fraction=14 / 26)

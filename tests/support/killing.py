@@ -1,0 +1,227 @@
+"""Trains in forked children that kill themselves at a chosen system call, and compares the ends.
+
+The models are captured once, in this process, which never starts a thread: a child only opens the
+run, so that a hundred interruptions take seconds. `python -m tests.support.killing` reads a JSON
+plan from its standard input and writes a JSON report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+import swaptrain.execute.train as training
+from swaptrain.config import Config
+from swaptrain.execute.prepare import Prepared
+from swaptrain.store import files
+from swaptrain.store.record import read_record
+from tests.support.runs import config_of
+
+__all__ = ["Runs", "final_state", "metrics_key"]
+
+KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
+
+
+def metrics_key(run_dir: Path) -> list[list[Any]]:
+    """Return what of every line of metrics.jsonl does not depend on interruptions."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [[json.loads(line).get(key) for key in KEYS] for line in lines]
+
+
+def final_state(run_dir: Path) -> dict[str, str]:
+    """Return a digest of every array of every live slot, and the versions."""
+    state = {}
+    for link in sorted((run_dir / "store" / "segments").iterdir()):
+        if link.is_symlink():
+            state[link.name] = str(read_record(link / "zarr.json")["version"])
+            for array in sorted(path.parent for path in link.glob("*/zarr.json")):
+                digest = xxhash.xxh3_64()
+                for chunk in sorted((array / "c").iterdir(), key=lambda path: int(path.name)):
+                    digest.update(chunk.read_bytes())
+                state[f"{link.name}/{array.name}"] = digest.hexdigest()
+    return state
+
+
+class Killer:
+    """Counts the system calls that change the disk, and dies in the one with a given number."""
+
+    def __init__(self, at: int | None) -> None:
+        self.count = 0
+        self._at = at
+        self._lock = threading.Lock()
+        # A killed process loses nothing that it wrote: flushing would only take time.
+        files._flush = lambda *_: None
+        os.fsync = os.fdatasync = lambda _: None
+        for name in ("fsync", "fdatasync", "replace", "symlink", "ftruncate", "unlink"):
+            self._patch(name, lambda call: call)
+        self._patch("pwritev", self._torn)
+        self._patch("pwrite", self._torn)
+        self._patch("write", self._torn)
+
+    def _patch(self, name: str, tear: Callable[[Any], Any]) -> None:
+        original = getattr(os, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if name == "write" and args[0] <= 2:
+                return original(*args)
+            with self._lock:
+                self.count += 1
+                if self.count == self._at:
+                    if tear is not None and name.startswith(("pw", "wr")):
+                        tear(original)(*args)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        setattr(os, name, counted)
+
+    @staticmethod
+    def _torn(original: Any) -> Callable[..., None]:
+        """Return what does the first half of a write."""
+
+        def half(descriptor: int, data: Any, *offset: int) -> None:
+            if isinstance(data, list):
+                size = len(data[0]) // 2 // 4096 * 4096
+                if size:
+                    original(descriptor, [data[0][:size]], *offset)
+            else:
+                original(descriptor, data[: len(data) // 2], *offset)
+
+        return half
+
+
+class Runs:
+    """One job: its config, captured once, and a run directory that is made anew from a template."""
+
+    def __init__(self, folder: Path, tree: dict[str, Any], *, pool: float) -> None:
+        """Prepare the job; slabs get `pool` times what the largest instruction needs."""
+        self.run_dir = folder / "run"
+        self._template = folder / "template"
+        self.config = config_of(self.run_dir, tree)
+        self._prepared = {None: self._prepare(self.config, pool)}
+        self._pool = pool
+
+    def _prepare(self, config: Config, pool: float) -> Prepared:
+        prepared = Prepared(config.resolved(), None, lambda _: None)
+        pool_bytes = int(prepared.plan.peaks.instruction_bytes * pool)
+        prepared.plan = dataclasses.replace(prepared.plan, pool_bytes=pool_bytes)
+        return prepared
+
+    def also(self, name: str, tree: dict[str, Any]) -> None:
+        """Prepare a second config of the same run, that `child` may be told to use."""
+        self._prepared[name] = self._prepare(config_of(self.run_dir, tree), self._pool)
+
+    def create(self) -> None:
+        """Make the template: a run that was killed before its first step."""
+        status, _, error = self.child(stop_after_creation=True)
+        assert status == 0, error
+        shutil.copytree(self.run_dir, self._template, symlinks=True)
+
+    def reset(self) -> None:
+        """Put the run directory back to where its first step begins."""
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        shutil.copytree(self._template, self.run_dir, symlinks=True)
+
+    def child(
+        self,
+        kill_at: int | None = None,
+        *,
+        stop_after_creation: bool = False,
+        steps: int | None = None,
+        name: str | None = None,
+        setup: Callable[[], None] = lambda: None,
+    ) -> tuple[int, int, str]:
+        """Train in a child; return its wait status, the calls it counted, and its last words."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            code, text = 0, ""
+            killer = Killer(kill_at)
+            try:
+                devnull = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(devnull, 1)
+                prepared = self._prepared[name]
+                training.Prepared = lambda *_: prepared  # type: ignore[assignment,misc]
+                config = self.config
+                if name is not None:
+                    config = prepared.config  # type: ignore[attr-defined]
+                if steps is not None:
+                    changed = config.train.model_copy(update={"steps": steps})
+                    config = config.model_copy(update={"train": changed})
+                if stop_after_creation:
+                    training.Training.run = _stop  # type: ignore[method-assign]
+                setup()
+                training.train(config)
+            except _Created:
+                pass
+            except BaseException as error:
+                code = getattr(error, "exit_code", 99)
+                text = "".join(traceback.format_exception(error))[-3000:]
+            os.write(writing, json.dumps([killer.count, text]).encode())
+            os._exit(code)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            content = pipe.read()
+        _, status = os.waitpid(child, 0)
+        count, text = json.loads(content) if content else (0, "")
+        return status, count, text
+
+
+class _Created(Exception):
+    pass
+
+
+def _stop(self: object) -> None:
+    raise _Created
+
+
+def sweep(plan: dict[str, Any]) -> dict[str, Any]:
+    """Kill one run per position and resume it; return how many, and what differed.
+
+    `plan`: folder, tree, pool, positions (how many, evenly spread; 0 for all), twice (kill the
+    resumed run as well).
+    """
+    runs = Runs(Path(plan["folder"]), plan["tree"], pool=plan["pool"])
+    runs.create()
+    runs.reset()
+    status, calls, error = runs.child()
+    assert status == 0, error
+    expected = final_state(runs.run_dir), metrics_key(runs.run_dir)
+    positions = plan["positions"] or calls
+    stride = max(1.0, calls / positions)
+    wrong, kills = [], 0
+    for number in range(min(positions, calls)):
+        at = 1 + int(number * stride)
+        runs.reset()
+        status, _, error = runs.child(at)
+        if status != signal.SIGKILL:
+            continue  # threads finished in another order
+        kills += 1
+        if plan["twice"]:
+            runs.child(1 + number * 7 % (calls // 3))
+        status, _, error = runs.child()
+        if status != 0:
+            wrong.append([at, error])
+            continue
+        found = final_state(runs.run_dir), metrics_key(runs.run_dir)
+        if found != expected:
+            differing = [k for k, v in expected[0].items() if found[0].get(k) != v]
+            wrong.append([at, f"{differing} {found[1]} {expected[1]}"])
+    return {"calls": calls, "kills": kills, "wrong": wrong[:5], "wrong_count": len(wrong)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(sweep(json.load(sys.stdin))))
