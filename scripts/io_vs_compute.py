@@ -25,27 +25,14 @@ from disk_speed import disk_bytes_per_s
 from rich.console import Console
 from rich.table import Table
 
-from swaptrain.config import Config, load_config
+from swaptrain.config import load_config
 from swaptrain.errors import BudgetError
+from swaptrain.execute.plan import PlanReport, plan
 from swaptrain.units import GIB, MIB, exact_size, format_size, parse_size
 
-__all__ = ["Job", "Point", "floor_bytes", "main"]
+__all__ = ["Point", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the floors depend on."""
-
-    parameters: int
-    weight_bytes: int
-    """Of one parameter, as computed with: 2 or 4."""
-    boundary_bytes: int
-    """K: bytes of the values between segments, over all micro-batches of a step."""
-    smallest_host_bytes: int
-    """The least budget that works: what a larger one has beyond it can be cache."""
-    commit_every: int
 
 
 @dataclass(frozen=True)
@@ -61,6 +48,7 @@ class Point:
     read_bytes: float
     write_bytes: float
     bytes_floor: float
+    """T_min of docs/design.md, section 5, with the pool of this budget as the cache."""
     io_floor_s: float = 0.0
     compute_floor_s: float = 0.0
 
@@ -68,56 +56,6 @@ class Point:
     def floor_s(self) -> float:
         """The larger of the two floors; what I/O costs the CPU (sigma) is left out."""
         return max(self.io_floor_s, self.compute_floor_s)
-
-
-def floor_bytes(job: Job, cache_bytes: float) -> float:
-    """Return T_min(C, m): the least bytes a step reads and writes with a cache (design, section 5).
-
-    P parameters of w bytes each, 12 with their state (Adam, float32 masters); m = commit_every.
-    Forward reads w, backward reads and writes all of it, and boundary values go out and back. A
-    cached byte of weights saves two reads, one of the rest one, and each 1 - 1/m of its write;
-    what is left of the cache saves the boundary values. With m = 1 hand-offs are written as well.
-    """
-    weights, state = job.weight_bytes * job.parameters, 12 * job.parameters
-    write = 1 - 1 / job.commit_every
-    in_weights = min(cache_bytes, weights)
-    in_rest = min(cache_bytes, state) - in_weights
-    in_values = min(max(0.0, cache_bytes - state), job.boundary_bytes)
-    traffic = weights + 2 * state - (2 + write) * in_weights - (1 + write) * in_rest
-    traffic += 2 * (job.boundary_bytes - in_values)
-    return traffic + (job.boundary_bytes if job.commit_every == 1 else 0)
-
-
-def describe(config: Config) -> Job:
-    """Capture and cut the model as a run does, and return what the floors depend on.
-
-    Raises BudgetError where memory.host cannot work.
-    """
-    from swaptrain.data import open_example
-    from swaptrain.execute.build import build, cast_batch, model_factory
-    from swaptrain.execute.device import open_device
-    from swaptrain.execute.planning import make_plan
-    from swaptrain.execute.update import UpdateRule
-
-    factory, optimizer = model_factory(config), config.optimizer
-    example = open_example(config.data, model_vocabulary=factory.vocabulary)
-    rule = UpdateRule(
-        name=optimizer.name,
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        arguments=optimizer.arguments,
-    )
-    device = open_device(config.device, config.memory.device)
-    built = build(config, factory, example)
-    plan = make_plan(config, built, rule, device, cast_batch(example, config.model.dtype))
-    values = sum(array.nbytes for array in plan.layouts.values.values())
-    return Job(
-        parameters=plan.captured.model.parameter_count,
-        weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
-        boundary_bytes=values * config.data.micro_batches,
-        smallest_host_bytes=plan.least_host_bytes,
-        commit_every=config.store.commit_every,
-    )
 
 
 def run_once(
@@ -135,7 +73,7 @@ def run_once(
     ]
     command = [sys.executable, "-m", "swaptrain", "--config", str(options.config), *overrides]
     try:
-        job = describe(load_config(options.config, overrides))
+        report = plan(load_config(options.config, overrides))
     except BudgetError as error:
         print(f"skipped: {error}", file=sys.stderr)
         return None
@@ -160,30 +98,24 @@ def run_once(
         io_wait_s=median("io_wait_s"),
         read_bytes=median("read_bytes"),
         write_bytes=median("write_bytes"),
-        bytes_floor=floor_bytes(job, max(0, host_bytes - job.smallest_host_bytes)),
+        bytes_floor=report.least_traffic_bytes,
     )
 
 
-def default_budgets(job: Job) -> list[int]:
-    """Return the least budget, two between, and one in which all of the job fits."""
-    cacheable = 12 * job.parameters + job.boundary_bytes
-    return [
-        -(-int(job.smallest_host_bytes + share * cacheable) // MIB) * MIB
-        for share in (0.02, 0.25, 0.5, 1.1)
-    ]
+def default_budgets(report: PlanReport) -> list[int]:
+    """Return the least budget, two between, and one in which the whole job fits."""
+    state_bytes = sum(segment.state_bytes for segment in report.segments)
+    least_bytes, all_bytes = parse_size(report.least_host), state_bytes + report.live_bytes
+    return [-(-int(least_bytes + share * all_bytes) // MIB) * MIB for share in (0, 0.25, 0.5, 1.5)]
 
 
 def measure(options: argparse.Namespace, work: Path) -> list[Point]:
     """Run all budgets and numbers of micro-batches, and set both floors of every point."""
     points: list[Point] = []
     for micro_batches in options.micro_batches:
-        job = describe(
-            load_config(
-                options.config,
-                [*options.override, f"data.micro_batches={micro_batches}", f"run.dir={work}"],
-            )
-        )
-        budgets = options.host or default_budgets(job)
+        overrides = [*options.override, f"data.micro_batches={micro_batches}"]
+        overrides.append(f"run.dir={work / 'new'}")
+        budgets = options.host or default_budgets(plan(load_config(options.config, overrides)))
         measured = []
         for host_bytes in sorted(budgets):
             print(f"memory.host={exact_size(host_bytes)} data.micro_batches={micro_batches} ...")
@@ -325,8 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="io_vs_compute.", dir=options.work) as directory:
         work = Path(directory)
         points = measure(options, work)
-        config = load_config(options.config, [*options.override, f"run.dir={work}"])
-        show(points, describe(config).parameters)
+        overrides = [*options.override, f"run.dir={work / 'new'}"]
+        show(points, plan(load_config(options.config, overrides)).parameters)
     options.plot.parent.mkdir(parents=True, exist_ok=True)
     plot(points, options.plot)
     print(f"plot: {options.plot}")

@@ -41,8 +41,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def config_with(run_dir: Path, name: str, settings: dict[str, Any]) -> Config:
     tree = {**MODELS[name], **settings}
-    tree["memory"] = {"segment": "16KiB", **settings.get("memory", {})}
-    tree["train"] = {"steps": 4, "seed": 3, "threads": 1, **settings.get("train", {})}
+    tree["memory"] = {"segment": "100KiB", **settings.get("memory", {})}
+    tree["train"] = {"steps": 3, "seed": 3, "threads": 1, **settings.get("train", {})}
     return config_of(run_dir, tree)
 
 

@@ -103,23 +103,6 @@ def io_vs_compute(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("io_vs_compute")
 
 
-def test_the_traffic_floor_is_the_design_formula(io_vs_compute: ModuleType) -> None:
-    """26 P + 3 K without a cache; with all state cached one write of it and the values remain."""
-    parameters, values = 1000, 50
-
-    def floor(cache: float, weight: int = 2, every: int = 1) -> float:
-        job = io_vs_compute.Job(parameters, weight, values, 0, every)
-        return float(io_vs_compute.floor_bytes(job, cache))
-
-    assert floor(0) == 26 * parameters + 3 * values
-    assert floor(0, weight=4) == 28 * parameters + 3 * values
-    assert floor(2 * parameters) == 22 * parameters + 3 * values
-    assert floor(12 * parameters) == 12 * parameters + 3 * values
-    assert floor(1e9) == 12 * parameters + values
-    assert floor(1e9, every=4) == 12 * parameters / 4
-    assert floor(0, every=4) == 26 * parameters + 2 * values
-
-
 def test_the_disk_is_measured_at_the_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe moves the bytes that it says, in the given ratio, and leaves nothing behind."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))

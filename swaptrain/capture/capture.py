@@ -184,7 +184,7 @@ def _first_readers(uncut: Uncut) -> dict[str, fx.Node]:
 
 
 def _loss_node(captured: fx.GraphModule) -> fx.Node:
-    output = next(node for node in captured.graph.nodes if node.op == "output")
+    output: fx.Node = next(node for node in captured.graph.nodes if node.op == "output")
     return output.all_input_nodes[0]
 
 

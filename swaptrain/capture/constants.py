@@ -98,15 +98,12 @@ def _evaluate(
             continue
         args = fx.node.map_arg(node.args, lambda n: values[n])
         kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
+        target: Any = node.target
         with torch.no_grad():
-            values[node] = node.target(*args, **kwargs)
-        text = repr(
-            (
-                str(node.target),
-                fx.node.map_arg(node.args, lambda n: _Keyed(keys[n])),
-                fx.node.map_arg(node.kwargs, lambda n: _Keyed(keys[n])),
-            )
-        )
+            values[node] = target(*args, **kwargs)
+        replace: Any = lambda n: _Keyed(keys[n])  # noqa: E731, B023  # fx types it too narrowly
+        arguments = fx.node.map_arg((node.args, node.kwargs), replace)
+        text = repr((str(target), arguments))
         keys[node] = xxhash.xxh3_128_hexdigest(text.encode())
     return values, keys
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from swaptrain.capture.cut import GraphCosts
+from swaptrain.capture.gradient_layout import overlaps
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace
 from swaptrain.program.model import ParameterSpec
@@ -83,7 +84,8 @@ def _legal_gaps(
 ) -> list[bool]:
     """Forbid cuts where recomputation would see a write, and between a tuple and its parts.
 
-    And while a value of `uncuttable` is live.
+    And while a value is live that cannot be stored as it is: one of `uncuttable`, or one whose
+    elements share memory otherwise than by expansion (`unfold`).
 
     For each activation storage that some operation writes: between the first node that touches it
     and the last that writes it. For each mutated buffer and written input: between its first and
@@ -104,8 +106,13 @@ def _legal_gaps(
             touched.setdefault(storage, []).append(i)
         for storage in facts.written:
             written.setdefault(storage, []).append(i)
-        split = len(facts.tensors) != 1 or node in uncuttable
-        if split or isinstance(node.meta.get("val"), (tuple, list)):
+        whole = (
+            len(facts.tensors) != 1
+            or node in uncuttable
+            or isinstance(node.meta.get("val"), (tuple, list))
+            or overlaps(facts.tensors[0].shape, facts.tensors[0].stride())
+        )
+        if whole:
             forbid(i, max((place[user] for user in node.users if user in place), default=i))
     for storage, writers in written.items():
         is_outside = trace.origin[storage].op in ("get_attr", "placeholder")

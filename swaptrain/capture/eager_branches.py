@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-__all__ = ["eager_branches", "inlined_checkpoints"]
+from swaptrain.errors import CaptureError
+
+__all__ = ["eager_branches", "inlined_checkpoints", "refused_functions"]
 
 
 @contextlib.contextmanager
@@ -55,8 +57,30 @@ def inlined_checkpoints() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(bindings: list[tuple[Any, str]], function: Callable[..., Any]) -> Iterator[None]:
-    originals = [getattr(owner, name) for owner, name in bindings]
+def refused_functions() -> Iterator[None]:
+    """Refuse custom autograd functions while exporting: a graph has no place for their backward.
+
+    Export inlines their forward, and autograd would differentiate that instead: other last bits at
+    best, another gradient (straight-through estimators, gradient reversal) without a word at worst.
+    """
+    original = torch.autograd.Function.apply
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.partition(".")[0] == "torch":
+            return original.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
+        raise CaptureError(
+            f"the model uses the custom autograd function {cls.__module__}.{cls.__qualname__}, and "
+            "a captured graph would lose its backward: write its forward with torch operations "
+            "that autograd differentiates as you mean it"
+        )
+
+    with _replaced([(torch.autograd.Function, "apply")], classmethod(apply)):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(bindings: list[tuple[Any, str]], function: Any) -> Iterator[None]:
+    originals = [vars(owner)[name] for owner, name in bindings]
     for owner, name in bindings:
         setattr(owner, name, function)
     try:

@@ -38,7 +38,7 @@ def evaluation_graph(train: fx.GraphModule) -> fx.GraphModule:
     evaluated with the training branch: that branch was captured. Batch norms without running
     statistics keep using the batch's. Returns `train` itself when there is nothing to switch.
     """
-    if not any(node.target in _SWITCHES for node in train.graph.nodes):
+    if not any(node.target in _SWITCHES or _only_writes(node) for node in train.graph.nodes):
         return train
     graph = copy.deepcopy(train.graph)
     for node in graph.nodes:
@@ -53,13 +53,15 @@ def evaluation_graph(train: fx.GraphModule) -> fx.GraphModule:
             node.update_arg(position, value)
         elif name in node.kwargs:
             node.update_kwarg(name, value)
-    # The counters of batch norm: in-place results that nobody uses.
     for node in reversed(list(graph.nodes)):
-        schema = getattr(node.target, "_schema", None)
-        if (
-            node.op == "call_function"
-            and not node.users
-            and (node.target is not reseed and schema is not None and schema.is_mutable)
-        ):
+        if _only_writes(node):
             graph.erase_node(node)
     return fx.GraphModule(train, graph)
+
+
+def _only_writes(node: fx.Node) -> bool:
+    """Whether it is an in-place result that nobody uses, such as the counter of a batch norm."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or node.users or node.target is reseed:
+        return False
+    return schema is not None and schema.is_mutable

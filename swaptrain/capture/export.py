@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,12 +12,24 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from swaptrain.capture.eager_branches import eager_branches, inlined_checkpoints
+from swaptrain.capture.eager_branches import (
+    eager_branches,
+    inlined_checkpoints,
+    refused_functions,
+)
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
 
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
+
+
+class _AttributesChanged(Exception):  # noqa: N818  # not an error unless it happens again
+    """The forward changed plain Python attributes; by dotted name, the values they got."""
+
+    def __init__(self, values: dict[str, object]) -> None:
+        super().__init__(", ".join(sorted(values)))
+        self.values = values
 
 
 class _Loss(nn.Module):
@@ -27,7 +40,12 @@ class _Loss(nn.Module):
         self.model = model
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        before = _python_state(self.model)
         result = self.model(**batch)
+        after = _python_state(self.model)  # here, since torch.export puts attributes back
+        changed = {n: value for n, value in after.items() if before.get(n) != value}
+        if changed:
+            raise _AttributesChanged(changed)
         loss = getattr(result, "loss", result)
         if not isinstance(loss, torch.Tensor):
             raise CaptureError(
@@ -53,25 +71,20 @@ def export_graph(
     """
     module.train()
     wrapper = _Loss(module)
-    before = _python_state(module)
     try:
-        with eager_branches(batch):
-            program = _export(wrapper, fake_mode, batch)
-    except CaptureError:
-        raise
-    except Exception:  # whatever torch raises: the model may know a branch for exporting
+        program = _any_export(wrapper, fake_mode, batch)
+    except _AttributesChanged as first:
+        # What a first forward remembers (a length, a cached flag) the next one leaves alone.
+        for name, value in first.values.items():
+            path, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(path), attribute, value)
         try:
-            program = _export(wrapper, fake_mode, batch)
-        except Exception as error:
-            raise CaptureError(_explain(error, module)) from error
-    changed = sorted(
-        name for name, value in _python_state(module).items() if before.get(name) != value
-    )
-    if changed:
-        raise CaptureError(
-            f"the model changes Python attributes in its forward ({', '.join(changed[:5])}): the "
-            "captured graph would use one value for ever. Keep counters in a registered buffer"
-        )
+            program = _any_export(wrapper, fake_mode, batch)
+        except _AttributesChanged as again:
+            raise CaptureError(
+                f"the model changes Python attributes in its forward ({again}): the captured graph "
+                "would use one value for ever. Keep counters in a registered buffer"
+            ) from again
     captured = program.module()
     if not isinstance(captured, fx.GraphModule):  # torch's type is nn.Module
         raise CaptureError(f"torch.export returned {type(captured).__name__}, not a graph")
@@ -79,11 +92,36 @@ def export_graph(
     return captured
 
 
+def _any_export(
+    wrapper: _Loss, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
+    """Export the branches of an eager run, or where torch refuses, those for exporting."""
+    try:
+        with eager_branches(batch):
+            return _export(wrapper, fake_mode, batch)
+    except (CaptureError, _AttributesChanged):
+        raise
+    except Exception:  # whatever torch raises: the model may know a branch for exporting
+        try:
+            return _export(wrapper, fake_mode, batch)
+        except (CaptureError, _AttributesChanged):
+            raise
+        except Exception as error:
+            raise CaptureError(_explain(error, wrapper.model)) from error
+
+
 def _export(
     wrapper: nn.Module, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
 ) -> torch.export.ExportedProgram:
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    with fake_mode, inlined_checkpoints(), warnings.catch_warnings(), _silent(log):
+    with (
+        fake_mode,
+        inlined_checkpoints(),
+        refused_functions(),
+        warnings.catch_warnings(),
+        _silent(log),
+        contextlib.redirect_stderr(io.StringIO()),  # torch prints the graph of what it refuses
+    ):
         # The weights of recurrent layers are also in a plain list of the module.
         warnings.filterwarnings("ignore", "The tensor attributes? ", UserWarning)
         example = {key: fake_mode.from_tensor(value) for key, value in batch.items()}

@@ -9,7 +9,7 @@ from torch import fx
 
 from swaptrain.capture.trace import Trace
 
-__all__ = ["gradient_strides", "is_dense"]
+__all__ = ["gradient_strides", "is_dense", "overlaps"]
 
 
 def gradient_strides(trace: Trace) -> Mapping[fx.Node, tuple[int, ...]]:
@@ -68,3 +68,15 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
+
+
+def overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether elements may share memory, other than along expanded dimensions (stride 0)."""
+    extent = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 1 or step == 0:
+            continue
+        if step < extent:
+            return True
+        extent += (size - 1) * step
+    return False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from swaptrain.capture.trace import Trace
+from swaptrain.capture.trace import NodeFacts, Trace
 
 __all__ = ["replace_inplace"]
+
+_NOTHING = NodeFacts((), frozenset(), frozenset())
 
 
 def replace_inplace(captured: fx.GraphModule, trace: Trace) -> bool:
@@ -24,8 +26,8 @@ def replace_inplace(captured: fx.GraphModule, trace: Trace) -> bool:
             members.setdefault(_key(tensor), []).append(node)
     changed = False
     for node in list(captured.graph.nodes):
-        facts = trace.facts.get(node)
-        if facts is None or facts.out_of_place is None or not facts.written:
+        facts = trace.facts[node] if node in trace.facts else _NOTHING
+        if facts.out_of_place is None or not facts.written:
             continue
         source = node.args[0]
         (storage,) = facts.written if len(facts.written) == 1 else (None,)

@@ -156,13 +156,14 @@ def _canonical(
         f"{binding.kind} {binding.written} {[_layout(t) for t in trace.facts[node].tensors]}"
         for node, binding in zip(inputs, bindings, strict=True)
     ]
-    number = {node: i for i, node in enumerate(graph.nodes)}
+    numbers = {node: _Number(i) for i, node in enumerate(graph.nodes)}
+    number: Any = numbers.__getitem__  # fx's type for map_arg is narrower than what it does
     for node in graph.nodes:
         if node.op == "get_attr":
             body = resolve_attribute(captured, str(node.target))
             lines.append(f"body {body.code}")
         else:
-            args = fx.node.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
+            args = fx.node.map_arg((node.args, node.kwargs), number)
             lines.append(f"{node.op} {node.target if node.op != 'placeholder' else ''} {args}")
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
 

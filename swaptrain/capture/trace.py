@@ -16,7 +16,7 @@ from swaptrain.errors import CaptureError
 __all__ = ["NodeFacts", "Trace", "is_random", "resolve_attribute", "trace_graph"]
 
 # Their schemas do not say that they write the running statistics (arguments 3 and 4 when training).
-_WRITES_STATISTICS = {
+_WRITES_STATISTICS: Mapping[object, tuple[int, int, int]] = {
     torch.ops.aten.batch_norm.default: (3, 4, 5),
     torch.ops.aten.native_batch_norm.default: (3, 4, 5),
     torch.ops.aten.cudnn_batch_norm.default: (3, 4, 5),
@@ -150,11 +150,12 @@ def _declared_writes(node: fx.Node, values: Mapping[fx.Node, Any]) -> set[int]:
 
 def _out_of_place(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Return the out-of-place twin of an in-place operation if its result is laid out alike."""
-    schema = getattr(node.target, "_schema", None)
+    target: Any = node.target
+    schema = getattr(target, "_schema", None)
     if schema is None or not schema.name.endswith("_") or schema.name.endswith("__"):
         return None
     packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::")[:-1], None)
-    twin = getattr(packet, node.target._overloadname, None)
+    twin = getattr(packet, target._overloadname, None)
     if twin is None or not args or not isinstance(args[0], torch.Tensor):
         return None
     with torch.no_grad():
@@ -162,10 +163,10 @@ def _out_of_place(node: fx.Node, args: Any, kwargs: Any) -> Any:
             result = twin(*args, **kwargs)
         except (RuntimeError, TypeError):  # the twin takes other arguments: keep the original
             return None
-    target = args[0]
+    source = args[0]
     same = isinstance(result, torch.Tensor) and (
         (result.dtype, result.shape, result.stride())
-        == (target.dtype, target.shape, target.stride())
+        == (source.dtype, source.shape, source.stride())
     )
     return twin if same else None
 

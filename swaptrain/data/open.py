@@ -19,6 +19,7 @@ from swaptrain.data.sources import (
     open_tokens,
     text_files,
     token_files,
+    unknown_id,
 )
 from swaptrain.data.text import document_tokens
 from swaptrain.errors import ConfigError
@@ -102,8 +103,11 @@ def open_example(config: DataSettings, *, model_vocabulary: int | None) -> dict[
                 break
         first = np.array(few, dtype=np.int64)
     else:
-        _, joined = token_files(config.tokens or (), config.sequence_length, "data.tokens")
+        files, joined = token_files(config.tokens or (), config.sequence_length, "data.tokens")
         first = joined.read(0, min(shape[0] * shape[1], len(joined)))
+        if model_vocabulary is not None and first.max() >= model_vocabulary:
+            where = f"data.tokens: {files[0].path}" + (" or one after it" if files[1:] else "")
+            raise unknown_id(where, int(first.max()), model_vocabulary)
     ids = torch.tensor(np.resize(first, shape))
     return {"input_ids": ids, "labels": ids.clone()}
 

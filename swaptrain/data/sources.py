@@ -29,6 +29,7 @@ __all__ = [
     "open_tokens",
     "text_files",
     "token_files",
+    "unknown_id",
 ]
 
 _LONG_READ_BYTES = 2**30
@@ -105,14 +106,19 @@ def open_tokens(
     files = [_with_largest_id(file, key) for file in hash_files(found, run_record.known, key=key)]
     for file in files:
         if model_vocabulary is not None and file.largest_id >= model_vocabulary:
-            raise ConfigError(
-                f"{key}: {file.path} has the id {file.largest_id}, the model's vocabulary has"
-                f" {model_vocabulary} (0 to {model_vocabulary - 1}): take the tokenizer of this"
-                " model, or a model with a larger vocabulary"
-            )
+            raise unknown_id(f"{key}: {file.path}", file.largest_id, model_vocabulary)
     record = DataRecord(corpus_digest(files, ""), files=tuple(files))
     run_record.check(record)
     return Source(PackedTokens(joined, config.sequence_length), key, record, config.sequence_length)
+
+
+def unknown_id(where: str, found: int, model_vocabulary: int) -> ConfigError:
+    """Return the refusal of data with an id that the model does not have."""
+    return ConfigError(
+        f"{where} has the id {found}, the model's vocabulary has {model_vocabulary} (0 to"
+        f" {model_vocabulary - 1}): take the tokenizer of this model, or a model with a larger"
+        " vocabulary"
+    )
 
 
 def fitting_tokenizer(config: DataSettings, model_vocabulary: int | None) -> Tokenizer:

@@ -108,14 +108,14 @@ class Commits:
             k,
             slot,
             record,
-            [Write(slot.array(key.name), slabs[key].memory) for key in instruction.changes],
+            [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)],
             writes,
         )
         self._home.committed(k, slot)
         self._submitted.update(fresh)
         for key in in_memory:
             self._home.wrote(key)
-        self._tier.saving([*instruction.changes, *in_memory], future)
+        self._tier.saving([*_state(instruction), *in_memory], future)
 
     def write_segment(
         self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
@@ -128,12 +128,12 @@ class Commits:
             k,
             slot,
             lambda checksums: make(checksums, []),
-            [Write(slot.array(key.name), slabs[key].memory) for key in instruction.changes],
+            [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)],
             switch=False,
         )
-        for key in instruction.changes:
+        for key in _state(instruction):
             self._home.wrote(key)
-        self._tier.saving(instruction.changes, future)
+        self._tier.saving(_state(instruction), future)
 
     def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
         """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
@@ -188,6 +188,11 @@ class Commits:
             )
 
         return make
+
+
+def _state(instruction: Instruction) -> list[ObjectKey]:
+    """Return the arrays that an update changes; the gradient is used up."""
+    return [key for key in instruction.changes if key.kind is Kind.STATE]
 
 
 def record_bytes(

@@ -123,7 +123,9 @@ class Creation:
             record = self._slots.live(k, tree="a" if trees else None).read_record()
         except DamagedStoreError:
             return False
-        return record["version"] == 0 and record["fingerprint"] == self._model.fingerprint
+        return bool(
+            record["version"] == 0 and record["fingerprint"] == self._model.fingerprint
+        )
 
     def _write_segment(self, k: int, construction: Construction, *, trees: bool) -> None:
         layout = self._layouts.state[k]
@@ -131,10 +133,6 @@ class Creation:
         assert slot is not None, "every segment has a slot"
         slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, construction)))
         self._slots.switch(k, slot, tree="a" if trees else None)
-        if trees:
-            other = self._slots.take(layout.shape_class)
-            assert other is not None, "every segment has a slot in each tree"
-            self._slots.switch(k, other, tree="b")
 
     def _write_frozen(self, k: int, construction: Construction) -> None:
         layout = self._layouts.frozen[k]

@@ -61,12 +61,13 @@ def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) 
 def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
     """Raise ConfigError where a disk has less free than the run needs of it.
 
-    What a run that is started over holds in `run_dir` counts as free: it is deleted first.
+    What a run that is started over, or whose creation goes on, holds in `run_dir` counts as free.
     """
     by_disk: dict[int, list[DiskNeed]] = {}
     for need in needs:
         by_disk.setdefault(existing_parent(need.path).stat().st_dev, []).append(need)
-    held_device = run_dir.stat().st_dev if run_dir.is_dir() else None
+    holds = (run_dir / "slots").is_dir()
+    held_device = run_dir.stat().st_dev if holds else None
     for device, group in by_disk.items():
         needed_bytes = sum(need.total_bytes for need in group)
         room_bytes = free_bytes(group[0].path)

@@ -146,7 +146,7 @@ class Operations:
         """Step the optimizer on every parameter that the segment owns, in place on its slabs."""
         k = instruction.segment
         self.device.begin(k)
-        state_keys = {key.name: key for key in instruction.changes}
+        state_keys = {key.name: key for key in instruction.changes if key.kind is Kind.STATE}
         arrays = {name: self._named(key, slabs) for name, key in state_keys.items()}
         sums = self._accumulators(instruction, slabs, read=True)
         for name in self._model.segment(k).owns:

@@ -62,7 +62,9 @@ def plan(config: Config) -> PlanReport:
     read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
     found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
     io_s, compute_s = _seconds(config, made, found, read_bytes, written)
-    known = found is not None and compute_s is not None and io_s is not None
+    step_s = None
+    if found is not None and io_s is not None and compute_s is not None:
+        step_s = floor_s(io_s, compute_s, found.sigma)
     return PlanReport(
         description=prepared.factory.description,
         parameters=made.captured.model.parameter_count,
@@ -86,7 +88,7 @@ def plan(config: Config) -> PlanReport:
         machine=found,
         io_s=io_s,
         compute_s=compute_s,
-        step_s=floor_s(io_s, compute_s, found.sigma) if known else None,
+        step_s=step_s,
         break_even_tokens=_break_even(config, made, found, state),
     )
 

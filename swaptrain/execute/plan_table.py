@@ -17,12 +17,14 @@ __all__ = ["show"]
 _DRIVE_BYTES = 600 * 10**12
 """What a common 1 TB drive is guaranteed to take."""
 _MOST_ROWS = 40
-_UNIT_COLUMNS = 44
+_UNIT_COLUMNS = 36
 
 
 def show(report: PlanReport, config: Config, *, console: Console | None = None) -> None:
     """Print the segment table and the figures below it."""
     console = console or Console()
+    if not console.is_terminal:
+        console.width = 110
     console.print(_segment_table(report.segments))
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
@@ -103,22 +105,20 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
 
 def _traffic(report: PlanReport) -> Iterator[tuple[str, str]]:
     size, parameters = format_size, max(1, report.parameters)
+    least = report.least_traffic_bytes
     if report.traffic is None:
         yield (
             "a step moves",
-            (
-                f"{size(report.least_traffic_bytes)} at the least (its {report.tokens:,} tokens make "
-                "too many instructions to be simulated here)"
-            ),
+            (f"{size(least)} at the least (a step has too many instructions to be simulated here)"),
         )
     else:
         total = report.traffic.total_bytes
         yield (
             "a step moves",
             (
-                f"{size(report.traffic.read_bytes)} read, {size(report.traffic.write_bytes)} written: "
-                f"{total / parameters:.1f} bytes a parameter; the bound for this memory is "
-                f"{size(report.least_traffic_bytes)}, {report.least_traffic_bytes / parameters:.1f}"
+                f"{size(report.traffic.read_bytes)} read, {size(report.traffic.write_bytes)} "
+                f"written: {total / parameters:.1f} bytes a parameter; the bound for this "
+                f"memory is {size(least)}, {least / parameters:.1f}"
             ),
         )
     if report.step_write_bytes:
@@ -147,7 +147,8 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "a step takes",
             (
-                f"{format_duration(report.step_s)} at the least: {format_duration(report.compute_s)} "
+                f"{format_duration(report.step_s)} at the least: "
+                f"{format_duration(report.compute_s)} "
                 f"of matrix products, {format_duration(report.io_s)} of disk"
             ),
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from swaptrain.capture.capture import Captured, cut
 from swaptrain.capture.cut import CutLimits
 from swaptrain.config import Config
-from swaptrain.errors import BudgetError
+from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute.build import BuiltModel
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.dry_run import measure_arena
@@ -142,20 +142,15 @@ class Planner:
         return self._least()[0]
 
     def _least(self) -> tuple[str, Plan]:
-        # To measure a cut takes seconds: the two that promise most are.
-        promising = sorted(
-            self._targets(),
-            key=lambda t: max(self._cut(t).estimated_bytes, self._meant_for(t)),
-        )
-        best: tuple[int, Plan] | None = None
-        for target_bytes in promising[:2]:
-            plan = self._measured(self._cut(target_bytes))
-            noise_bytes = max(_NOISE_BYTES, plan.arena_bytes // 20)
-            host_bytes = max(plan.least_host_bytes + noise_bytes, self._meant_for(target_bytes))
-            if best is None or host_bytes < best[0]:
-                best = host_bytes, plan
-        assert best is not None
-        return roomy_size(best[0]), best[1]
+        # To measure a cut takes seconds: only the one that promises most is.
+        def promised_bytes(target_bytes: int) -> int:
+            return max(self._cut(target_bytes).estimated_bytes, self._meant_for(target_bytes))
+
+        target_bytes = min(self._targets(), key=promised_bytes)
+        plan = self._measured(self._cut(target_bytes))
+        noise_bytes = max(_NOISE_BYTES, plan.arena_bytes // 20)
+        host_bytes = max(plan.least_host_bytes + noise_bytes, self._meant_for(target_bytes))
+        return roomy_size(host_bytes), plan
 
     def _targets(self) -> list[int]:
         """Return the segment sizes to try, the largest first.
@@ -235,7 +230,14 @@ class Planner:
         config, rule, captured, layouts = self._config, self._rule, found.captured, found.layouts
         runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
         operations = Operations(captured, layouts, runner, rule, self._device)
-        measured = measure_arena(captured, layouts, operations, found.builder.step(), self._batch)
+        program = found.builder.step()
+        try:
+            measured = measure_arena(captured, layouts, operations, program, self._batch)
+        except IndexError as error:  # an id that an embedding does not have
+            raise ConfigError(
+                f"the model fails on the first micro-batch of the data: {error}: are its ids, or "
+                "labels, larger than the model knows?"
+            ) from error
         parameters = [p for p in captured.model.parameters.values() if p.trainable]
         scratch_bytes = max(
             (rule.scratch_bytes(p.tensor.shape, split=p.split) for p in parameters), default=0

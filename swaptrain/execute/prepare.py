@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from swaptrain.config import Config, load_config
+from swaptrain.config import Config, OptimizerConfig, load_config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel, Factory, build, cast_batch, model_factory
@@ -17,7 +17,7 @@ from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
 from swaptrain.store.root import RootRecord, refuse_tmpfs
 
-__all__ = ["Prepared", "recorded_config"]
+__all__ = ["Prepared", "recorded_config", "update_rule"]
 
 
 class Prepared:
@@ -41,12 +41,7 @@ class Prepared:
             refuse_tmpfs(path)
         self.threads = _set_threads(config, root, note)
         self.device = open_device(config.device, config.memory.device)
-        self.rule = UpdateRule(
-            name=config.optimizer.name,
-            lr=config.optimizer.lr,
-            weight_decay=config.optimizer.weight_decay,
-            arguments=config.optimizer.arguments,
-        )
+        self.rule = update_rule(config.optimizer)
         self.factory: Factory = model_factory(config)
         example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
         note(f"capturing {self.factory.description}")
@@ -66,6 +61,16 @@ class Prepared:
                 "model or the version of torch or transformers has changed since. Restore it, or "
                 "start over with --fresh"
             )
+
+
+def update_rule(optimizer: OptimizerConfig) -> UpdateRule:
+    """Return the update that an `optimizer` section asks for; raises ConfigError."""
+    return UpdateRule(
+        name=optimizer.name,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        arguments=optimizer.arguments,
+    )
 
 
 def recorded_config(run_dir: Path) -> Config | None:

@@ -14,8 +14,8 @@ from swaptrain.execute.commits import Ledger
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.program.instructions import Kind, ObjectKey
-from swaptrain.store.recovery import Action, Decision, Found, decide
 from swaptrain.store.record import read_record
+from swaptrain.store.recovery import Action, Decision, Found, decide
 from swaptrain.store.root import RootRecord
 from swaptrain.store.slots import Slots, frozen_slot
 

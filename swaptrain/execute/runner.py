@@ -6,7 +6,7 @@ M micro-batches of a step; tensors lie on the compute device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -65,8 +65,9 @@ class Runner:
         return {name: r.detach() for name, r in zip(names, results, strict=True)}
 
     def evaluate(self, segment: int, operands: Operands) -> dict[str, Tensor]:
-        """Return the segment's outputs in evaluation mode."""
-        inputs, _ = self._inputs(segment, operands)
+        """Return the segment's outputs in evaluation mode; buffers stay as they are."""
+        kept = {name: buffer.clone() for name, buffer in operands.buffers.items()}
+        inputs, _ = self._inputs(segment, replace(operands, buffers=kept))
         with torch.no_grad():
             results = self._code(segment).evaluate(*inputs)
         return dict(zip(self._model.segment(segment).outputs, results, strict=True))

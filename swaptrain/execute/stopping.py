@@ -38,11 +38,13 @@ class StopRequest:
 
     def check(self, instruction: Instruction, segments: int) -> None:
         """Raise StoppedBySignal after an instruction if a signal came."""
+        self.check_after(f"{instruction.operation} of segment {instruction.segment}/{segments}")
+
+    def check_after(self, what: str) -> None:
+        """Raise StoppedBySignal, saying after what, if a signal came."""
         if self._requested is not None:
             raise StoppedBySignal(
-                self._requested,
-                f"stopped after {instruction.operation} of segment "
-                f"{instruction.segment}/{segments}; run the same command to go on",
+                self._requested, f"stopped after {what}; run the same command to go on"
             )
 
     def _take(self, number: int, frame: FrameType | None) -> None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from typing import Literal
 
 import torch
 
-from swaptrain.config import Config, check_resume
+from swaptrain.config import Config, OptimizerConfig, check_resume
 from swaptrain.data import Batches, open_data, open_eval
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.create import Creation, open_slots
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
 from swaptrain.execute.executor import Executor
+from swaptrain.execute.finished import finished_step, finished_text, start_over
 from swaptrain.execute.floor import step_floor
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.planning import Plan
-from swaptrain.execute.prepare import Prepared, recorded_config
+from swaptrain.execute.prepare import Prepared, recorded_config, update_rule
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
-from swaptrain.execute.training import Evaluation, Training
+from swaptrain.execute.training import Change, Evaluation, Training
 from swaptrain.execute.trees import Trees
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool
@@ -55,22 +56,32 @@ def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=accept_change)
     config = config.resolved()
-    with Progress(host_budget_bytes=config.memory.host) as progress, StopRequest() as stop:
+    with (
+        Progress(host_budget_bytes=config.memory.host) as progress,
+        StopRequest() as stop,
+        ExitStack() as held,
+    ):
+        # A run that another process trains is refused at once, not after the model's capture.
+        lock = held.enter_context(RunLock(run_dir)) if (run_dir / "lock").exists() else None
         root = None if fresh else read_root(run_dir)
-        if root is not None and _is_finished(run_dir, root, config):
-            progress.finish(_finished_text(run_dir, config))
+        if root is not None and (step := finished_step(run_dir, root, config)) is not None:
+            progress.finish(finished_text(run_dir, step))
             return
         prepared = Prepared(config, root, progress.note)
-        with RunLock(run_dir) as lock:
-            try:
-                run = _OpenRun(config, prepared, root, progress, stop, fresh=fresh)
-            except ConfigError:
-                lock.withdraw()
-                raise
-            with run:
-                run.training.run()
-                run.finish()
-        progress.finish(_finished_text(run_dir, config))
+        if lock is None:
+            lock = held.enter_context(RunLock(run_dir))
+            if root is None and not fresh and read_root(run_dir) is not None:
+                raise RunError(f"another process has just begun {run_dir}: run the command again")
+        before = recorded.resolved().optimizer if recorded is not None else None
+        try:
+            run = _OpenRun(config, prepared, root, progress, stop, fresh=fresh, before=before)
+        except ConfigError:
+            lock.withdraw()
+            raise
+        with run:
+            run.training.run()
+            run.finish()
+        progress.finish(finished_text(run_dir, run.training.step - 1))
 
 
 class _OpenRun:
@@ -85,11 +96,13 @@ class _OpenRun:
         stop: StopRequest,
         *,
         fresh: bool,
+        before: OptimizerConfig | None,
     ) -> None:
         self._config, self._prepared, self._progress = config, prepared, progress
+        self._stop = stop
         plan, run_dir = prepared.plan, config.run.dir
         self._run_dir = run_dir
-        trees = config.store.commit_every > 1
+        with_trees = config.store.commit_every > 1
         self._io = DirectIO(on_fallback=progress.note)
         self._home = StoreHome(
             run_dir,
@@ -103,15 +116,19 @@ class _OpenRun:
             check_disk(needs, run_dir)
         data, evaluation = self._open_data(fresh)
         if fresh:
-            _start_over(run_dir)
-        write_aside(run_dir / "config.yaml", config.resolved_yaml().encode())
+            start_over(run_dir)
+        change = None
+        if before is None or before == config.optimizer:
+            self._record_config()
+        else:
+            change = Change(before, update_rule(before), self._record_config)
         floor = step_floor(config, plan, prepared.device.device, progress.note)
         flush_everything(run_dir)
-        self._slots = Slots(run_dir, config.store.paths, trees=trees)
-        open_slots(self._slots, plan.layouts, plan, trees=trees)
+        self._slots = Slots(run_dir, config.store.paths, trees=with_trees)
+        open_slots(self._slots, plan.layouts, plan, trees=with_trees)
         creation = Creation(run_dir, plan, self._slots, self._home, self._io)
         if root is None:
-            root = self._create(creation, trees)
+            root = self._create(creation, with_trees)
         else:
             creation.open()
         prepared.built.construction.forget()
@@ -136,12 +153,17 @@ class _OpenRun:
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         segments = len(plan.captured.model.segments)
         steps = config.train.steps
-        step = position.decision.step
+        trees = None
+        if with_trees:
+            trees = Trees(plan.layouts, self._slots, self._home, commits, root, last_step=steps)
 
         def tick(instruction: Instruction) -> None:
             if instruction.segment:
                 progress.tick(
-                    step, _PHASES[instruction.operation], instruction.segment - 1, segments
+                    self.training.step,
+                    _PHASES[instruction.operation],
+                    instruction.segment - 1,
+                    segments,
                 )
             stop.check(instruction, segments)
 
@@ -157,14 +179,13 @@ class _OpenRun:
             io=self._io,
             metrics=self._metrics,
             position=position,
-            trees=Trees(self._slots, self._home, tier, commits, root) if trees else None,
+            trees=trees,
             report=progress.step_done,
             floor_s=floor,
+            change=change,
         )
-        if self.training.trees is not None:
-            self.training.trees.last_step = steps
         progress.note(self._summary(plan))
-        progress.start(steps, step, segments)
+        progress.start(steps, position.decision.step, segments)
 
     def __enter__(self) -> _OpenRun:
         return self
@@ -177,9 +198,13 @@ class _OpenRun:
     def finish(self) -> None:
         """Delete what only training needs: spares, values, hand-offs."""
         self._committer.drain()
-        if self._config.store.commit_every == 1:
-            self._slots.delete_free()
+        if self.training.trees is not None:
+            self.training.trees.finish()
+        self._slots.delete_free()
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
+
+    def _record_config(self) -> None:
+        write_aside(self._run_dir / "config.yaml", self._config.resolved_yaml().encode())
 
     def _open_data(self, fresh: bool) -> tuple[Batches, Evaluation | None]:
         config, vocabulary = self._config, self._prepared.factory.vocabulary
@@ -206,7 +231,11 @@ class _OpenRun:
     def _create(self, creation: Creation, trees: bool) -> RootRecord:
         plan, model = self._prepared.plan, self._prepared.plan.captured.model
         self._progress.note(f"writing {model.parameter_count:,} initial weights to {self._run_dir}")
-        creation.write(self._prepared.built.construction, lambda _: None, trees=trees)
+        creation.write(
+            self._prepared.built.construction,
+            lambda k: self._stop.check_after(f"writing segment {k}/{len(model.segments)}"),
+            trees=trees,
+        )
         root = RootRecord(
             fingerprint=model.fingerprint,
             segments=[
@@ -244,7 +273,7 @@ class _OpenRun:
         )
 
 
-_PHASES = {
+_PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
     "load": "forward",
     "forward": "forward",
     "turn": "backward",
@@ -254,46 +283,6 @@ _PHASES = {
     "update": "update",
     "evaluate": "eval",
 }
-
-
-def _is_finished(run_dir: Path, root: RootRecord, config: Config) -> bool:
-    """Whether every segment is at the last step and nothing is left to be deleted or written."""
-    if (run_dir / "spill").exists():
-        return False
-    slots = Slots(run_dir, config.store.paths, trees=root.commit_every > 1)
-    links = [
-        k
-        for k in range(1, len(root.segments) + 1)
-        if (run_dir / "store" / "segments" / f"{k:03d}").is_symlink()
-    ]
-    versions = {slots.live(k).read_record()["version"] for k in links}
-    return versions == {config.train.steps}
-
-
-def _start_over(run_dir: Path) -> None:
-    """Delete what a run wrote into its directory but its data; the lock is held."""
-    for name in ("store", "trees", "slots", "static", "spill", "scratch"):
-        path = run_dir / name
-        if path.is_symlink():
-            path.unlink()
-        elif path.exists():
-            for slot in path.glob("*") if name == "slots" else ():
-                if slot.is_symlink():
-                    shutil.rmtree(slot.resolve(), ignore_errors=True)
-            shutil.rmtree(path)
-    for name in ("metrics.jsonl", "config.yaml"):
-        (run_dir / name).unlink(missing_ok=True)
-
-
-def _finished_text(run_dir: Path, config: Config) -> str:
-    command: Sequence[str] = ("python", "-m", "swaptrain")
-    start = " ".join(command)
-    return (
-        f"finished: step {config.train.steps} of {config.train.steps} is in {run_dir}\n"
-        f"  look at it     {start} inspect {run_dir}\n"
-        f"  take weights   {start} export {run_dir} --to {run_dir}/weights.safetensors\n"
-        f"  go on          the same command with train.steps={2 * config.train.steps}"
-    )
 
 
 if sys.platform != "linux":  # O_DIRECT, flock, /proc

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swaptrain.config import Config
+from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data.batches import Batches
 from swaptrain.errors import StoppedBySignal
 from swaptrain.execute.build import cast_batch
@@ -19,6 +19,7 @@ from swaptrain.execute.planning import Plan
 from swaptrain.execute.resume import Position
 from swaptrain.execute.schedule import learning_rate
 from swaptrain.execute.trees import Trees
+from swaptrain.execute.update import UpdateRule
 from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile, StepMetrics
@@ -26,7 +27,7 @@ from swaptrain.program.instructions import Program
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.recovery import Action
 
-__all__ = ["Evaluation", "Training"]
+__all__ = ["Change", "Evaluation", "Training"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,17 @@ class Evaluation:
     data: Batches
     every: int
     batches: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the optimizer, from the next boundary between two steps on."""
+
+    before: OptimizerConfig
+    rule: UpdateRule
+    """Of `before`."""
+    record: Callable[[], None]
+    """Writes the new config into the run directory."""
 
 
 @dataclass
@@ -57,28 +69,51 @@ class Training:
     report: Callable[[StepMetrics], None]
     floor_s: Callable[[int, int, float, float], float | None]
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
+    change: Change | None = None
+    step: int = 0
+    """The step that is being done, or the next one."""
 
     def run(self) -> None:
         """Run all steps that are left; when it returns, everything is durable and nothing pends."""
         decision = self.position.decision
-        self._complete_metrics(decision.done)
         self._pending: tuple[int, ...] = decision.pending
         self._ledger = self.position.ledger
-        step = decision.step
-        top = decision.segment if decision.action is Action.CONTINUE else None
-        if top is not None:
-            self.commits.adopt_handoff(self.position.handoff)
+        self.step = decision.step
         try:
-            while step <= self.config.train.steps:
-                self._step(step, top)
-                step, top = step + 1, None
+            if self.change is None:
+                self._finish_interrupted()
+            else:
+                self._finish_before_change(self.change)
+            while self.step <= self.config.train.steps:
+                self._step(self.step, None)
+                self.step += 1
+            self._flush(self.step - 1)
         except StoppedBySignal:
             self._flush_rest()
             self.commits.drain()
             raise
-        self._flush(step - 1)
         self.commits.drain()
         self.tier.drain()
+
+    def _finish_interrupted(self) -> None:
+        """Complete the step that an earlier process began to commit, whatever train.steps says."""
+        decision = self.position.decision
+        self._complete_metrics(decision.done)
+        if decision.action is Action.CONTINUE:
+            self.commits.adopt_handoff(self.position.handoff)
+            self._step(self.step, decision.segment)
+            self.step += 1
+
+    def _finish_before_change(self, change: Change) -> None:
+        """Do what is left of the interrupted step under the optimizer that began it."""
+        after, rule = self.config, self.plan.operations.rule
+        self.config = after.model_copy(update={"optimizer": change.before})
+        self.plan.operations.rule = change.rule
+        self._finish_interrupted()
+        self._flush(self.step - 1)
+        self.commits.drain()
+        change.record()
+        self.config, self.plan.operations.rule = after, rule
 
     def _step(self, step: int, top: int | None) -> None:
         builder, deferred = self.plan.builder, self.plan.builder.deferred
@@ -126,7 +161,7 @@ class Training:
         self.report(row)
 
     def _state(self, step: int) -> StepState:
-        """Return what a step's instructions mean; a deferred update is the one of the step before."""
+        """Return what a step's instructions mean; a deferred update is of the step before."""
         update_step = step - 1 if self.plan.builder.deferred else step
         clip = self.config.optimizer.clip_norm
         pending = bool(self._pending)
@@ -150,13 +185,15 @@ class Training:
         """Do the updates of `step` that are pending: before evaluation, export and the end."""
         if not self._pending:
             return
-        state = self._state(step + 1)
+        self._running = state = self._state(step + 1)
         state.rewrite = self.trees is not None and self.trees.commits(step)
         self.executor.run(self.plan.builder.flush(self._pending), state)
         self._pending = ()
 
     def _flush_rest(self) -> None:
         """Before stopping in a forward: do the pending updates that it has not come to."""
+        if self.trees is not None:
+            return  # they would not be committed
         rest = [k for k in self._pending if k not in self._running.updated]
         if rest:
             self._running.updated.update(rest)
@@ -175,6 +212,7 @@ class Training:
                 grad_norm=float(norm),
                 tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
                 step_s=0.0,
+                eval_loss=self._evaluate(done),
                 resumed=True,
             )
             self.metrics.append(row)
@@ -219,9 +257,7 @@ class Training:
         return max(peak, 0)
 
     def _roofline(self, moved: _Counters, state: StepState, step_s: float) -> float | None:
-        floor_s = self.floor_s(
-            moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s
-        )
+        floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s)
         return None if floor_s is None else min(1.0, floor_s / step_s)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.home import StoreHome
-from swaptrain.memory.tier import Tier
-from swaptrain.store.root import RootRecord, create_root
-from swaptrain.store.slots import TREES, Slots
+from swaptrain.execute.layouts import Layouts
+from swaptrain.store.files import flush_directory
+from swaptrain.store.root import RootRecord, create_root, segments_directory
+from swaptrain.store.slots import TREES, Slot, Slots
 
 __all__ = ["Trees"]
 
@@ -17,22 +19,27 @@ class Trees:
     """Between commits, state that leaves memory goes to the tree that is not live.
 
     The committing step writes every segment there, then the root, and switches. Recovery reads the
-    live tree only.
+    live tree only. `last_step`, the run's, is committed whatever its number.
     """
 
     def __init__(
-        self, slots: Slots, home: StoreHome, tier: Tier, commits: Commits, root: RootRecord
+        self,
+        layouts: Layouts,
+        slots: Slots,
+        home: StoreHome,
+        commits: Commits,
+        root: RootRecord,
+        *,
+        last_step: int,
     ) -> None:
-        self._slots, self._home, self._tier = slots, home, tier
+        self._layouts, self._slots, self._home = layouts, slots, home
         self._commits, self._root = commits, root
+        self._last_step = last_step
         self._point()
 
     def commits(self, step: int) -> bool:
         """Whether the store is committed behind `step`."""
-        return step % self._root.commit_every == 0 or step == self.last_step
-
-    last_step: int = -1
-    """The run's last step, which is committed whatever its number."""
+        return step % self._root.commit_every == 0 or step == self._last_step
 
     def switch(self, step: int) -> None:
         """Make the tree that holds `step` the live one; every segment was written to it."""
@@ -43,11 +50,28 @@ class Trees:
         self._home.switched()
         self._point()
 
+    def finish(self) -> None:
+        """Let go of the slots of the tree that is not live; a later opening takes new ones."""
+        directory = segments_directory(self._slots.run_dir, self._other())
+        for k in self._layouts.state:
+            (directory / f"{k:03d}").unlink(missing_ok=True)
+        flush_directory(directory)
+
     def _other(self) -> str:
         return TREES[1] if self._slots.tree() == TREES[0] else TREES[0]
 
     def _point(self) -> None:
         """Tell the home where state is read from and where it is spilled to."""
-        for k in self._home.slots:
+        for k in self._layouts.state:
             self._home.slots[k] = self._slots.live(k, tree=self._slots.tree())
-            self._home.scratch[k] = self._slots.live(k, tree=self._other())
+            self._home.scratch[k] = self._scratch(k)
+
+    def _scratch(self, k: int) -> Slot:
+        """Return a segment's slot in the other tree; a finished run has let go of it."""
+        try:
+            return self._slots.live(k, tree=self._other())
+        except DamagedStoreError:
+            slot = self._slots.take(self._layouts.state[k].shape_class)
+            assert slot is not None, "every segment has a slot in each tree"
+            self._slots.switch(k, slot, tree=self._other())
+            return slot

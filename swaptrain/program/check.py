@@ -10,6 +10,9 @@ from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 __all__ = ["Peaks", "ProgramError", "check_program"]
 
 
+_COMPUTES = (Operation.FORWARD, Operation.TURN, Operation.BACKWARD)
+
+
 class ProgramError(Exception):
     """A program breaks one of its rules; a bug in the builder, not in the user's input."""
 
@@ -37,12 +40,14 @@ def check_program(
 
     `present` are the objects (other than state, which always exists) that exist before it: kept
     accumulators, a hand-off. Rules: what is read or changed exists; what is written fresh does not
-    exist yet; a backward comes after the forwards of its micro-batch, unless it turns; an update
-    comes after the last backward of its segment; one instruction's objects fit `pool_bytes`.
+    exist yet; a backward comes after the forwards of its micro-batch, unless it turns; no forward
+    or backward reads state that this step has used and then updated; one instruction's objects fit
+    `pool_bytes`.
     """
     alive = set(present)
     forwards: set[tuple[int, int]] = set()
-    updated: set[int] = set()
+    used: set[ObjectKey] = set()
+    updated: set[ObjectKey] = set()
     live_bytes = sum(size_bytes(key) for key in alive)
     most_live, most, largest = live_bytes, 0, "-"
     for instruction in program:
@@ -55,17 +60,16 @@ def check_program(
             alive.add(key)
             live_bytes += size_bytes(key)
         position = (instruction.segment, instruction.micro_batch)
-        if instruction.operation is Operation.FORWARD:
+        if instruction.operation is Operation.BACKWARD and position not in forwards:
+            raise ProgramError(f"{instruction} comes before its forward")
+        if instruction.operation is Operation.UPDATE:
+            updated.update(used.intersection(instruction.changes))
+        elif instruction.operation in _COMPUTES:
+            for key in instruction.needs:
+                if key in updated:
+                    raise ProgramError(f"{instruction} needs {key}, which was updated before")
+                used.add(key)
             forwards.add(position)
-        elif instruction.operation is Operation.BACKWARD:
-            if position not in forwards:
-                raise ProgramError(f"{instruction} comes before its forward")
-            if instruction.segment in updated:
-                raise ProgramError(f"{instruction} comes after the update of its segment")
-        elif instruction.operation is Operation.UPDATE and any(
-            segment == instruction.segment for segment, _ in forwards
-        ):
-            updated.add(instruction.segment)
         held = sum(size_bytes(key) for key in set(instruction.touches))
         if held > most:
             most, largest = held, str(instruction)

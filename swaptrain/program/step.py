@@ -152,8 +152,10 @@ class StepBuilder:
         return Instruction(
             Operation.UPDATE,
             k,
-            reads=self._sums(segment),
-            changes=tuple(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k]),
+            changes=(
+                *(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k]),
+                *self._sums(segment),  # clipping scales them in place, so no write may be under way
+            ),
         )
 
     def _settle(self, segment: SegmentSpec) -> Instruction:

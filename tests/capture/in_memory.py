@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swaptrain.capture.capture import Captured, Uncut, capture, cut
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.initialise import construct
+from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.program.instructions import Kind, ObjectKey, Operation
 from swaptrain.program.model import ParameterSpec
@@ -70,7 +71,7 @@ def eager_step(factory: Factory, batches: Batches) -> StepResult:
         result = model(**{key: tensor.clone() for key, tensor in batch.items()})
         loss = getattr(result, "loss", result)
         (loss / len(batches)).backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return StepResult(losses, gradients, dict(model.named_buffers()))
 
@@ -80,6 +81,13 @@ def segment_step(captured: Captured, factory: Factory, batches: Batches) -> Step
     torch.manual_seed(0)
     weights = {name: p.detach() for name, p in factory().named_parameters()}
     return _Step(captured, weights, batches).run()
+
+
+def stored(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a copy with the given strides, as a slab would hold it."""
+    copy = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
+    copy_into(copy, tensor)
+    return copy
 
 
 class _Step:
@@ -111,8 +119,7 @@ class _Step:
                     operands = self.operands(k, micro_batch, self.buffers)
                     outputs = self.runner.forward(k, 1, micro_batch, operands)
                     for name, tensor in outputs.items():
-                        kept = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-                        self.values[name, micro_batch] = kept.copy_(tensor)
+                        self.values[name, micro_batch] = stored(tensor, tensor.stride())
                 case Operation.TURN | Operation.BACKWARD:
                     self.backward(k, micro_batch, instruction.reads, instruction.operation)
         return StepResult(self.losses, self.sums, self.buffers)
@@ -146,10 +153,10 @@ class _Step:
             if gradient is None:
                 gradient = torch.zeros_like(self.values[name, micro_batch])
             spec = self.model.values[name].gradient_tensor
-            stored = torch.empty_strided(spec.shape, spec.stride, dtype=gradient.dtype)
-            self.gradients[ObjectKey(Kind.GRADIENT, name, k, micro_batch)] = stored.copy_(gradient)
+            key = ObjectKey(Kind.GRADIENT, name, k, micro_batch)
+            self.gradients[key] = stored(gradient, spec.stride)
         if loss is not None:
-            self.losses.append(float(loss))
+            self.losses.append(float(loss.detach()))
 
     def operands(self, k: int, micro_batch: int, buffers: Mapping[str, Tensor]) -> Operands:
         segment = self.model.segment(k)

@@ -1,8 +1,8 @@
 """Trains in forked children that kill themselves at a chosen system call, and compares the ends.
 
 The models are captured once, in this process, which never starts a thread: a child only opens the
-run, so that a hundred interruptions take seconds. `python -m tests.support.killing` reads a JSON
-plan from its standard input and writes a JSON report.
+run, so that a hundred interruptions take seconds. `python -m tests.support.killing` reads JSON
+plans from its standard input, a line each, and answers each with a line.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +139,7 @@ class Runs:
         self,
         kill_at: int | None = None,
         *,
+        after_s: float | None = None,
         stop_after_creation: bool = False,
         steps: int | None = None,
         name: str | None = None,
@@ -172,6 +175,9 @@ class Runs:
             os.write(writing, json.dumps([killer.count, text]).encode())
             os._exit(code)
         os.close(writing)
+        if after_s is not None:
+            time.sleep(after_s)
+            os.kill(child, signal.SIGKILL)
         with os.fdopen(reading, "rb") as pipe:
             content = pipe.read()
         _, status = os.waitpid(child, 0)
@@ -187,41 +193,91 @@ def _stop(self: object) -> None:
     raise _Created
 
 
+def chain(plan: dict[str, Any]) -> dict[str, Any]:
+    """Kill a run again and again, each time it goes on, until `kills` are done; compare its end.
+
+    `plan`: folder, tree, pool, kills; timed (at random moments, else at random system calls). A run
+    that comes to its end before is begun anew. Returns the kills, the runs and what differed.
+    """
+    runs, expected, calls = _prepare(plan)
+    rng = random.Random(plan.get("seed", 0))
+    kills = ended = 0
+    runs.reset()
+    while True:
+        last = kills == plan["kills"]
+        if last:
+            status, _, error = runs.child()
+        elif plan.get("timed"):
+            status, _, error = runs.child(after_s=rng.uniform(0.02, 0.3))
+        else:
+            status, _, error = runs.child(rng.randrange(1, calls // 2))
+        if status == signal.SIGKILL:
+            kills += 1
+            continue
+        wrong = error or _difference(runs, expected)
+        ended += 1
+        if wrong or last:
+            return {"kills": kills, "runs": ended, "wrong": wrong or None}
+        runs.reset()
+
+
+def _prepare(plan: dict[str, Any]) -> tuple[Runs, Any, int]:
+    """Return the job, what its uninterrupted run ends with, and how many calls that makes."""
+    runs = Runs(Path(plan["folder"]), plan["tree"], pool=plan["pool"])
+    runs.create()
+    runs.reset()
+    status, calls, error = runs.child()
+    assert status == 0, error
+    return runs, (final_state(runs.run_dir), metrics_key(runs.run_dir)), calls
+
+
+def _difference(runs: Runs, expected: Any) -> str | None:
+    found = final_state(runs.run_dir), metrics_key(runs.run_dir)
+    if found == expected:
+        return None
+    differing = [k for k, v in expected[0].items() if found[0].get(k) != v]
+    return f"arrays {differing}; metrics {found[1]} instead of {expected[1]}"
+
+
 def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     """Kill one run per position and resume it; return how many, and what differed.
 
     `plan`: folder, tree, pool, positions (how many, evenly spread; 0 for all), twice (kill the
     resumed run as well).
     """
-    runs = Runs(Path(plan["folder"]), plan["tree"], pool=plan["pool"])
-    runs.create()
-    runs.reset()
-    status, calls, error = runs.child()
-    assert status == 0, error
-    expected = final_state(runs.run_dir), metrics_key(runs.run_dir)
-    positions = plan["positions"] or calls
-    stride = max(1.0, calls / positions)
+    runs, expected, calls = _prepare(plan)
+    count = min(plan["positions"] or calls, calls)
     wrong, kills = [], 0
-    for number in range(min(positions, calls)):
-        at = 1 + int(number * stride)
+    spread = [1 + number * calls // count for number in range(count)]
+    for number, at in enumerate(plan.get("at") or spread):
         runs.reset()
         status, _, error = runs.child(at)
         if status != signal.SIGKILL:
             continue  # threads finished in another order
         kills += 1
-        if plan["twice"]:
+        if plan.get("twice"):
             runs.child(1 + number * 7 % (calls // 3))
         status, _, error = runs.child()
         if status != 0:
             wrong.append([at, error])
             continue
-        found = final_state(runs.run_dir), metrics_key(runs.run_dir)
-        if found != expected:
-            differing = [k for k, v in expected[0].items() if found[0].get(k) != v]
-            wrong.append([at, f"{differing} {found[1]} {expected[1]}"])
+        difference = _difference(runs, expected)
+        if difference is not None:
+            wrong.append([at, difference])
     return {"calls": calls, "kills": kills, "wrong": wrong[:5], "wrong_count": len(wrong)}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Answer each line of the standard input, a plan, with a line, its report."""
     torch.set_num_threads(1)
-    print(json.dumps(sweep(json.load(sys.stdin))))
+    for line in sys.stdin:
+        plan = json.loads(line)
+        try:
+            report = {"chain": chain, "sweep": sweep}[plan["do"]](plan)
+        except Exception:
+            report = {"wrong": traceback.format_exc()}
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

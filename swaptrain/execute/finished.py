@@ -1,0 +1,57 @@
+"""The two ends of a run directory: whether its run is finished, and starting over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from swaptrain.config import Config
+from swaptrain.store.record import read_record
+from swaptrain.store.root import RootRecord, segments_directory
+
+__all__ = ["finished_step", "finished_text", "start_over"]
+
+
+def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
+    """Return the step of a run that has done `train.steps`; None where anything is left to do.
+
+    Raises DamagedStoreError when a record does not verify.
+    """
+    if (run_dir / "spill").exists():
+        return None  # a run that is not at its end, or has not yet deleted what only training needs
+    links = [link for link in segments_directory(run_dir).glob("*") if link.is_symlink()]
+    if not links:
+        return None
+    versions = {int(read_record(link / "zarr.json")["version"]) for link in links}
+    step = max(versions)
+    return step if versions == {step} and step >= config.train.steps else None
+
+
+def finished_text(run_dir: Path, step: int) -> str:
+    """Return what the command says at the end: where the run is and what to try next."""
+    start = "python -m swaptrain"
+    return (
+        f"finished: step {step} of {step} is in {run_dir}\n"
+        f"  look at it     {start} inspect {run_dir}\n"
+        f"  take weights   {start} export {run_dir} --to {run_dir}/weights.safetensors\n"
+        f"  go on          the same command with train.steps={2 * step}"
+    )
+
+
+def start_over(run_dir: Path) -> None:
+    """Delete what a run wrote into its directory but its data; the lock is held.
+
+    The slots go before the names that point to them: what a kill leaves of it is never taken for a
+    store that is being created.
+    """
+    for name in ("spill", "slots", "static", "trees", "store", "scratch"):
+        path = run_dir / name
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            for slot in path.glob("*") if name == "slots" else ():
+                if slot.is_symlink():
+                    shutil.rmtree(slot.resolve(), ignore_errors=True)
+            shutil.rmtree(path)
+    for name in ("metrics.jsonl", "config.yaml"):
+        (run_dir / name).unlink(missing_ok=True)

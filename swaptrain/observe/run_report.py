@@ -1,0 +1,237 @@
+"""What a run directory holds, read without writing, waiting or building the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swaptrain.config import Config, load_config
+from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.store.record import read_record
+from swaptrain.store.root import RootRecord, read_root, segments_directory
+
+__all__ = ["RunReport", "SegmentRow", "read_run"]
+
+_TAIL_BYTES = 2**16
+_TRIES = 10
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """One segment, as its live slot is now."""
+
+    index: int
+    unit: str
+    parameters: int
+    """Names, not elements."""
+    version: int | None
+    """The step after which the state is as it is; None where nothing is ever updated."""
+    slot: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run directory at one moment."""
+
+    path: Path
+    config: Config
+    root: RootRecord | None
+    """None where the creation of the store was never finished."""
+    segments: tuple[SegmentRow, ...]
+    writer: str | None
+    """Pid and host of the process that has the run open; None where there is none."""
+    done: int
+    """The last step that is done."""
+    state: str
+    """Where the run is, in words."""
+    rows: tuple[dict[str, Any], ...]
+    """The last lines of metrics.jsonl."""
+    disk_bytes: int
+
+
+def read_run(path: Path, *, lines: int = 5) -> RunReport:
+    """Return what a run directory holds.
+
+    A run that is training changes while it is read: what does not fit together is then read again.
+    Raises ConfigError for what is no run, DamagedStoreError for what does not verify.
+    """
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(f"{path} is no run: it has no config.yaml; give the run.dir of a config")
+    config = load_config(path / "config.yaml", ())
+    root = read_root(path)
+    if root is None:
+        segments: tuple[SegmentRow, ...] = ()
+        done, state = 0, "the store was not finished: run the same command to go on"
+    else:
+        found = root
+        segments, done, state = _patiently(path, lambda: _position(path, config, found))
+    return RunReport(
+        path=path,
+        config=config,
+        root=root,
+        segments=segments,
+        writer=_writer(path),
+        done=done,
+        state=state,
+        rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
+        disk_bytes=_disk_bytes(path),
+    )
+
+
+def _patiently(
+    path: Path, read: Callable[[], tuple[tuple[SegmentRow, ...], int, str]]
+) -> tuple[tuple[SegmentRow, ...], int, str]:
+    """Read again what a writer was changing; without one, what is wrong stays wrong."""
+    for _ in range(_TRIES):
+        try:
+            return read()
+        except DamagedStoreError:
+            if _writer(path) is None:
+                break
+            time.sleep(_PAUSE_S)
+    return read()
+
+
+def _position(
+    path: Path, config: Config, root: RootRecord
+) -> tuple[tuple[SegmentRow, ...], int, str]:
+    rows = tuple(_segment(path, row) for row in root.segments)
+    versions = {row.index: row.version for row in rows if row.version is not None}
+    if not versions:
+        raise DamagedStoreError("the store has no segment with state to update", path=path)
+    deferred = config.optimizer.clip_norm is not None
+    if root.commit_every > 1:
+        done = root.step
+        pending = [k for k, version in versions.items() if version < done]
+    elif deferred:
+        return (rows, *_deferred(path, versions, config.train.steps))
+    else:
+        done, pending = min(versions.values()), []
+        newest = max(versions.values())
+        if newest > done:
+            committed = [k for k, version in versions.items() if version == newest]
+            if newest - done > 1 or committed != [k for k in versions if k >= committed[0]]:
+                raise DamagedStoreError(f"segments are at a mixture of steps: {_listed(versions)}")
+            return (
+                rows,
+                done,
+                (f"inside step {newest}: segments {committed[0]} to {committed[-1]} are committed"),
+            )
+    return rows, done, _between(done, pending, config.train.steps)
+
+
+def _deferred(path: Path, versions: dict[int, int], steps: int) -> tuple[int, str]:
+    """Return the last step done and the state of a run whose updates wait for the norm."""
+    newest, oldest = max(versions.values()), min(versions.values())
+    if newest > oldest:
+        if newest - oldest > 1:
+            raise DamagedStoreError(f"segments are at a mixture of steps: {_listed(versions)}")
+        return newest, _between(newest, [k for k, v in versions.items() if v < newest], steps)
+    kept = [k for k in versions if _kept_version(path, k) == newest + 1]
+    if len(kept) == len(versions):
+        return newest + 1, _between(newest + 1, kept, steps)
+    if kept:
+        return newest, (
+            f"inside step {newest + 1}: the gradients of segments {kept[0]} to {kept[-1]} are kept"
+        )
+    return newest, _between(newest, [], steps)
+
+
+def _between(done: int, pending: list[int], steps: int) -> str:
+    if pending:
+        return (
+            f"step {done} is done, its update is pending in {len(pending)} segments "
+            f"({pending[0]} to {pending[-1]})"
+        )
+    if done >= steps:
+        return f"finished: step {done} of {steps} is done"
+    return f"step {done} of {steps} is done" if done else "created, no step is done"
+
+
+def _listed(versions: dict[int, int]) -> str:
+    return ", ".join(str(version) for version in versions.values())
+
+
+def _kept_version(path: Path, segment: int) -> int | None:
+    """Return the step whose gradient is kept beside a segment; a torn record counts as none."""
+    try:
+        record = read_record(path / "spill" / "kept" / f"{segment:03d}" / "record.json")
+    except DamagedStoreError:
+        return None
+    return int(record["version"])
+
+
+def _segment(path: Path, row: dict[str, Any]) -> SegmentRow:
+    index = int(row["segment"])
+    link = segments_directory(path) / f"{index:03d}"
+    frozen = path / "static" / "frozen" / f"{index:03d}"
+    size_bytes = _disk_bytes(frozen) if frozen.is_dir() else 0
+    version: int | None = None
+    slot = "frozen" if size_bytes else "-"
+    if link.is_symlink():
+        home = path / "slots" / Path(os.readlink(link)).name
+        record = read_record(home / "zarr.json")
+        if record["segment"] != index:
+            raise DamagedStoreError("a live name points to another segment's slot", segment=index)
+        version, slot = int(record["version"]), home.name
+        size_bytes += _disk_bytes(home.resolve())
+    return SegmentRow(index, str(row["unit"]), len(row["parameters"]), version, slot, size_bytes)
+
+
+def _writer(path: Path) -> str | None:
+    """Return pid and host of the process that holds the run's lock, as /proc/locks knows it.
+
+    Asking for the lock would keep a starting run from getting it.
+    """
+    try:
+        status = (path / "lock").stat()
+        locks = Path("/proc/locks").read_text().splitlines()
+        text = (path / "lock").read_text().splitlines()
+    except OSError:
+        return None
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    if not any(device in line.split() and "FLOCK" in line for line in locks):
+        return None
+    return ", ".join(text[:2]) or "unknown"
+
+
+def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last whole lines of metrics.jsonl that are objects."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            content = file.read()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for line in content[: content.rfind(b"\n") + 1].splitlines()[-count:]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # cut by the piece that was read, or torn by a crash
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _disk_bytes(path: Path) -> int:
+    """Return what the files of a run take: those below it, and in slots on other disks."""
+    total = 0
+    for folder, folders, names in os.walk(path):
+        if Path(folder).name == "slots":
+            linked = [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
+            total += sum(_disk_bytes(link.resolve()) for link in linked)
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # deleted while the run goes on
+    return total

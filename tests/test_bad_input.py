@@ -1,0 +1,219 @@
+"""Bad input: one message with the way out, exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from swaptrain.cli import main
+from swaptrain.units import parse_size
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 257, "hidden_size": 16, "num_hidden_layers": 1,
+    "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR = {"python": "tests.support.refused:linear"}
+VECTORS = {"python": "tests.support.datasets:vectors", "micro_batch": 2}
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Return a small text file."""
+    path = tmp_path / "corpus.txt"
+    path.write_text("to be or not to be, that is the question\n" * 20)
+    return path
+
+
+def job(tmp_path: Path, **sections: Any) -> tuple[list[str], Path]:
+    """Return the command of a small job whose sections are replaced, and its run directory."""
+    run_dir = tmp_path / "here" / "run"
+    tree: dict[str, Any] = {
+        "model": LINEAR,
+        "data": VECTORS,
+        "train": {"steps": 1, "threads": 1},
+        "device": "cpu",
+        "memory": {"host": "64MiB"},
+        "run": {"dir": str(run_dir)},
+    }
+    tree.update(sections)
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        yaml.safe_dump({key: value for key, value in tree.items() if value is not None})
+    )
+    return ["--config", str(path)], run_dir
+
+
+def refused(command: list[str], run_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that has to be refused, leaving nothing; return its message."""
+    before = sorted(run_dir.parent.parent.rglob("*"))
+    code = main(command)
+    message = capsys.readouterr().err
+    assert code == 2, message
+    assert "Traceback" not in message and message.startswith("swaptrain: error: ")
+    assert not run_dir.exists() and not run_dir.parent.exists()
+    assert sorted(run_dir.parent.parent.rglob("*")) == before
+    return message
+
+
+CONFIGS: dict[str, tuple[list[str], list[str]]] = {
+    "misspelt key": (["data.micro_bach=2"], ["data.micro_bach", "data.micro_batch"]),
+    "unknown section": (["memry.host=1GiB"], ["memry", "memory"]),
+    "size without unit": (["memory.host=4"], ["memory.host", "no unit", "GiB"]),
+    "NaN": (["optimizer.lr=.nan"], ["optimizer.lr"]),
+    "negative steps": (["train.steps=-1"], ["train.steps"]),
+    "unknown optimizer": (["optimizer.name=adamww"], ["optimizer.name", "adamw"]),
+    "argument of another": (["optimizer.momentum=0.9"], ["momentum", "AdamW"]),
+    "wrong argument": (["optimizer.betas=[0.9, 1.5]"], ["optimizer", "beta"]),
+    "device not there": (["device=cuda:7"], ["device", "cuda:7"]),
+    "device budget on the CPU": (["memory.device=1GiB"], ["memory.device"]),
+    "run in RAM": (["run.dir=/dev/shm/swaptrain-test-run"], ["run.dir", "tmpfs"]),
+    "slots in RAM": (["store.paths=[/dev/shm/swaptrain-test-run]"], ["store.paths", "tmpfs"]),
+    "no such module": (["model.python=tests.support.absent:f"], ["model.python", "absent"]),
+    "no such function": (["model.python=tests.support.refused:f"], ["model.python", "'f'"]),
+    "factory refuses": (["model.kwargs={depth: 3}"], ["model.python", "depth"]),
+    "no such dataset": (["data.python=tests.support.datasets:f"], ["data.python"]),
+    "missing model": (["model={hf: /nowhere/model}"], ["model.hf", "/nowhere/model"]),
+    "unknown architecture": (["model={hf: {model_type: lama}}"], ["model.hf", "lama"]),
+    "missing text": (["data={text: [/nowhere/*.txt]}"], ["data.text", "/nowhere"]),
+    "missing tokens": (["data={tokens: [/nowhere/a.bin]}"], ["data.tokens", "/nowhere"]),
+    "no loss": (["model.python=tests.support.refused:no_loss"], ["loss"]),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_refused_before_anything_is_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each fault of a config is one message that names its key, and leaves no file."""
+    overrides, named = CONFIGS[name]
+    command, run_dir = job(tmp_path)
+    message = refused([*command, *overrides], run_dir, capsys)
+    assert not Path("/dev/shm/swaptrain-test-run").exists()
+    for word in named:
+        assert word in message
+
+
+def test_a_missing_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the file."""
+    assert main(["--config", str(tmp_path / "absent.yaml")]) == 2
+    assert "absent.yaml" in capsys.readouterr().err
+
+
+def test_numbers_that_yaml_reads_as_text_work(tmp_path: Path) -> None:
+    """`lr: 3e-4`, which PyYAML gives as text, trains."""
+    command, run_dir = job(tmp_path)
+    path = Path(command[1])
+    path.write_text(path.read_text() + "optimizer: {lr: 3e-4}\n")
+    assert main(command) == 0
+    assert (run_dir / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files without bytes, and fewer tokens than one sequence."""
+    (tmp_path / "a.txt").write_text("")
+    data = {"text": [str(tmp_path / "*.txt")], "sequence_length": 16}
+    command, run_dir = job(tmp_path, model={"hf": LLAMA}, data=data)
+    assert "empty" in refused(command, run_dir, capsys)
+    (tmp_path / "a.txt").write_text("short")
+    assert "sequence_length" in refused(command, run_dir, capsys)
+
+
+def test_a_tokenizer_that_is_too_large_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has both sizes."""
+    data = {"text": [str(corpus)], "sequence_length": 16}
+    command, run_dir = job(tmp_path, model={"hf": {**LLAMA, "vocab_size": 100}}, data=data)
+    message = refused(command, run_dir, capsys)
+    assert "257" in message and "100" in message and "vocab_size" in message
+
+
+@pytest.mark.parametrize("position", [3, 900])
+def test_an_id_that_the_model_lacks_is_refused(
+    position: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the first micro-batch, which is captured, and far behind it."""
+    ids = np.full(1000, 7, np.uint16)
+    ids[position] = 400
+    (tmp_path / "ids.bin").write_bytes(ids.tobytes())
+    data = {"tokens": [str(tmp_path / "ids.bin")], "sequence_length": 16}
+    command, run_dir = job(tmp_path, model={"hf": LLAMA}, data=data)
+    message = refused(command, run_dir, capsys)
+    assert "400" in message and "257" in message and "ids.bin" in message
+
+
+def test_an_item_of_another_shape_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The item is named."""
+    data = {"python": "tests.support.refused:two_shapes", "micro_batch": 2}
+    command, run_dir = job(tmp_path, data=data)
+    message = refused(command, run_dir, capsys)
+    assert "item 1" in message and "17" in message
+
+
+def test_data_that_the_model_does_not_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch whose shape, or whose keys, the forward refuses: its own words are in the message."""
+    command, run_dir = job(tmp_path, model={**LINEAR, "kwargs": {"width": 12}})
+    assert "layer" in refused(command, run_dir, capsys)
+    command, run_dir = job(tmp_path, data={"python": "tests.support.datasets:tokens"})
+    assert "ids" in refused(command, run_dir, capsys)
+
+
+def test_a_model_that_depends_on_values_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the module and the operation."""
+    model = {"python": "tests.support.refused:data_dependent"}
+    command, run_dir = job(tmp_path, model=model)
+    message = refused(command, run_dir, capsys)
+    assert "gate" in message and "item" in message
+
+
+@pytest.mark.parametrize("paths", [False, True])
+def test_a_full_disk_is_refused(
+    paths: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is needed and what is free; with store.paths the path is named."""
+    monkeypatch.setattr("swaptrain.execute.disk.free_bytes", lambda path: 10_000)
+    command, run_dir = job(tmp_path)
+    if paths:
+        command.append(f"store.paths=[{tmp_path / 'a'}, {tmp_path / 'b'}]")
+    message = refused(command, run_dir, capsys)
+    assert "9.8 KiB" in message and "needs" in message and str(run_dir) in message
+    if paths:
+        assert str(tmp_path / "a") in message and str(tmp_path / "b") in message
+
+
+def test_a_budget_that_is_too_small_names_one_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run starts and finishes with exactly the number that the refusal names."""
+    command, run_dir = job(tmp_path)
+    message = refused([*command, "memory.host=16MiB"], run_dir, capsys)
+    size = message.partition("set memory.host to ")[2].split(",")[0]
+    assert 16 * 2**20 < parse_size(size) < 64 * 2**20
+    assert main([*command, f"memory.host={size}"]) == 0
+
+
+def test_a_device_budget_larger_than_the_device_is_refused(tmp_path: Path) -> None:
+    """Only where there is a device."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    command, run_dir = job(tmp_path, device="cuda")
+    assert main([*command, "memory.device=100000GiB"]) == 2
+    assert not run_dir.exists()

@@ -1,0 +1,104 @@
+"""A run that is killed, wherever, ends with the bits of one that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GPT: dict[str, Any] = {
+    "model": {
+        "python": "tests.support.models:gpt",  # tied weights, dropout, values read far away
+        "kwargs": {"layers": 2, "dropout": 0.1},
+    },
+    "data": {"python": "tests.support.datasets:tokens"},
+    "memory": {"segment": "32KiB"},
+    "train": {"steps": 4},
+}
+CNN: dict[str, Any] = {
+    "model": {"python": "tests.support.models:convolutional"},  # batch norm
+    "data": {"python": "tests.support.datasets:image_labels"},
+    "memory": {"segment": "4KiB"},
+    "train": {"steps": 4},
+}
+CLIPPED = {"optimizer": {"clip_norm": 0.3}}
+TREES = {"store": {"commit_every": 3}, "train": {"steps": 7}}
+EVALUATED = {"eval": {"python": "tests.support.datasets:tokens", "every": 2, "batches": 2}}
+MODES: dict[str, dict[str, Any]] = {
+    "fused": GPT,
+    "clipped": {**GPT, **CLIPPED, **EVALUATED},
+    "waves": {**GPT, "train": {"steps": 4, "wave": 2}},
+    "batch-norm": CNN,
+    "batch-norm-clipped": {**CNN, **CLIPPED},
+    "batch-norm-waves": {**CNN, "train": {"steps": 4, "wave": 1}},
+    "batch-norm-clipped-waves": {**CNN, **CLIPPED, "train": {"steps": 4, "wave": 1}},
+    "trees": {**GPT, **TREES, **EVALUATED},
+    "trees-clipped": {**CNN, **TREES, **CLIPPED},
+}
+
+
+class Server:
+    """A process that imports once and forks the runs that are killed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.killing"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, plan: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(plan) + "\n")
+        self._process.stdin.flush()
+        report: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return report
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_killed_at_random_system_calls_ends_with_the_same_bits(
+    mode: str, server: Server, tmp_path: Path
+) -> None:
+    """Twelve kills, torn writes and repeated recoveries among them, change no bit and no line."""
+    report = server.ask(
+        {"do": "chain", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3, "kills": 12}
+    )
+    assert report["wrong"] is None
+
+
+def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bits(
+    server: Server, tmp_path: Path
+) -> None:
+    """Twenty times SIGKILL, from outside, in runs of twelve steps."""
+    tree = {**GPT, "train": {"steps": 12}}
+    plan = {"do": "chain", "folder": str(tmp_path), "tree": tree, "pool": 1.3, "kills": 20}
+    report = server.ask({**plan, "timed": True})
+    assert report["wrong"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_no_position_of_a_kill_changes_a_bit(mode: str, server: Server, tmp_path: Path) -> None:
+    """A hundred positions spread over a run, each followed by one recovery."""
+    plan = {"do": "sweep", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3}
+    report = server.ask({**plan, "positions": 100})
+    assert not report["wrong"]
+    assert report["kills"] > 50

@@ -1,0 +1,148 @@
+"""A run keeps inside base + memory.host, also under a hard limit of the kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+MIB = 1 << 20
+HOST_MIB = 192
+SLACK_MIB = 64
+"""Beyond the budget a hard limit leaves room for page tables, thread stacks and kernel slab."""
+
+CONFIG = {
+    "model": {
+        "hf": {
+            "model_type": "llama", "vocab_size": 4096, "hidden_size": 512,
+            "num_hidden_layers": 8, "intermediate_size": 1408, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "max_position_embeddings": 128,
+        }
+    },
+    "data": {"python": "tests.support.datasets:text", "micro_batch": 2, "micro_batches": 2},
+    "optimizer": {"name": "adamw", "lr": 1e-3},
+    "train": {"steps": 2, "threads": 1},
+    "device": "cpu",
+    "memory": {"host": f"{HOST_MIB}MiB"},
+}  # fmt: skip
+
+
+def command(run_dir: Path) -> list[str]:
+    """Write the config; return the command that trains it."""
+    path = run_dir.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump({**CONFIG, "run": {"dir": str(run_dir)}}))
+    return [sys.executable, "-m", "swaptrain", "--config", str(path)]
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what a process has in RAM now; 0 when it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def base_bytes(output: str) -> int:
+    """Return the base that train printed in its summary."""
+    found = re.search(r"base ([\d.]+) (MiB|GiB)", output)
+    assert found, output
+    return int(float(found[1]) * (MIB if found[2] == "MiB" else 1 << 30))
+
+
+def run_sampled(
+    arguments: list[str], entered: Path | None = None
+) -> tuple[int, str, list[tuple[float, int]]]:
+    """Run a process, inside a cgroup if one is given; return exit code, output, resident sizes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    if entered is not None:
+        shell = f'echo $$ > {entered}/cgroup.procs && exec "$0" "$@"'
+        arguments = ["sh", "-c", shell, *arguments]
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    samples: list[tuple[float, int]] = []
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.005):
+            samples.append((time.monotonic(), resident_bytes(process.pid)))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    output, _ = process.communicate(timeout=240)
+    done.set()
+    sampler.join()
+    return process.returncode, output, samples
+
+
+def memory_controller() -> Path | None:
+    """Return the directory in which this process may make cgroups that limit memory (v1)."""
+    root = Path("/sys/fs/cgroup/memory")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory" and os.access(root / path.lstrip("/"), os.W_OK):
+            return root / path.lstrip("/")
+    return None
+
+
+@contextmanager
+def limited_group(limit_bytes: int) -> Iterator[Path]:
+    """Make a cgroup with a hard limit and without swap; skip, with the reason, where not."""
+    parent = memory_controller()
+    if parent is None:
+        pytest.skip("no memory cgroup (v1) in which this process may make another")
+    group = parent / f"swaptrain-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        yield group
+    finally:
+        for _ in range(50):
+            try:
+                group.rmdir()
+                break
+            except OSError:  # the kernel still counts the process that has just ended
+                time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def free_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[float, int]]]:
+    """A run without a limit, sampled: its output and its resident sizes."""
+    directory = tmp_path_factory.mktemp("memory")
+    code, output, samples = run_sampled(command(directory / "run"))
+    assert code == 0, output
+    return output, samples
+
+
+def test_the_resident_set_stays_below_base_plus_budget(
+    free_run: tuple[str, list[tuple[float, int]]],
+) -> None:
+    """No sample of a run whose state is larger than its budget passes base + memory.host."""
+    output, samples = free_run
+    bound = base_bytes(output) + HOST_MIB * MIB
+    peak = max(resident for _, resident in samples)
+    assert peak <= bound, f"peak {peak / MIB:.1f} MiB, bound {bound / MIB:.1f} MiB"
+    assert len(samples) > 100
+
+
+def test_a_run_finishes_under_a_hard_limit(
+    free_run: tuple[str, list[tuple[float, int]]], tmp_path: Path
+) -> None:
+    """The kernel's limit, which counts page cache too, does not kill the run."""
+    limit_bytes = base_bytes(free_run[0]) + (HOST_MIB + SLACK_MIB) * MIB
+    with limited_group(limit_bytes) as group:
+        code, output, _ = run_sampled(command(tmp_path / "run"), entered=group)
+    assert code == 0, output

@@ -1,0 +1,145 @@
+"""The verb plan: what a run takes, before it takes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swaptrain.cli import main
+from swaptrain.config import Config
+from swaptrain.errors import BudgetError
+from swaptrain.execute.machine import known_machine
+from swaptrain.execute.plan import PlanReport, plan
+from swaptrain.execute.train import train
+from tests.support.runs import config_of, rows
+
+ROOT = Path(__file__).parent.parent
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 256, "num_hidden_layers": 4,
+    "intermediate_size": 512, "num_attention_heads": 4, "tie_word_embeddings": True,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+TEXT = {"python": "tests.support.datasets:text"}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model": {"hf": LLAMA}, "data": TEXT},
+    "gpt": {
+        "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 4, "width": 256}},
+        "data": {"python": "tests.support.datasets:tokens"},
+        "optimizer": {"clip_norm": 1.0},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def job(tmp_path: Path, name: str, **sections: Any) -> Config:
+    """Return the config of a model of some three million parameters."""
+    return config_of(tmp_path / "run", {**MODELS[name], **sections})
+
+
+def parameters_of(report: PlanReport) -> int:
+    return sum(segment.parameters for segment in report.segments)
+
+
+def test_a_plan_writes_nothing(tmp_path: Path) -> None:
+    """Neither in run.dir nor beside it; and its figures hang together."""
+    config = job(tmp_path, "llama", memory={"host": "64MiB", "segment": "4MiB"})
+    before = sorted(tmp_path.rglob("*"))
+    report = plan(config)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not report.resumes and len(report.segments) > 4
+    assert parameters_of(report) == report.parameters
+    assert report.pool_bytes + report.arena_bytes == 64 * 2**20
+    assert report.instruction_bytes <= report.pool_bytes
+    (need,) = report.disk
+    state_bytes = sum(segment.state_bytes for segment in report.segments)
+    assert need.slots_bytes > state_bytes >= 12 * report.parameters
+    assert report.traffic is not None
+    assert report.traffic.total_bytes >= report.least_traffic_bytes * 0.999
+    assert report.step_write_bytes >= state_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_least_budget_works(name: str, tmp_path: Path) -> None:
+    """A refusal names N; a new process starts and finishes with N, and stays within base + N."""
+    with pytest.raises(BudgetError) as refusal:
+        plan(job(tmp_path, name, memory={"host": "20MiB"}))
+    size = str(refusal.value).partition("set memory.host to ")[2].split(",")[0]
+    config = job(tmp_path, name, memory={"host": size}, train={"steps": 2})
+    command = [sys.executable, "-m", "swaptrain", "--config", str(tmp_path / "run.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    peaks = [row["peak_host_bytes"] for row in rows(config.run.dir)]
+    assert len(peaks) == 2 and max(peaks) <= config.memory.host
+
+
+def test_a_run_that_exists_keeps_its_cut(tmp_path: Path) -> None:
+    """Its plan has the recorded segments, whatever the budget is now."""
+    config = job(tmp_path, "llama", memory={"host": "64MiB"}, train={"steps": 1})
+    small = plan(config)
+    train(config)
+    more = config.memory.model_copy(update={"host": 2**30})
+    report = plan(config.model_copy(update={"memory": more}))
+    assert report.resumes and report.segments == small.segments
+    fresh = config.model_copy(update={"memory": more, "run": config.run.model_copy(
+        update={"dir": tmp_path / "other"})})  # fmt: skip
+    assert len(plan(fresh).segments) < len(report.segments)
+    machine = known_machine(config.run.dir, report_device())
+    assert machine is not None and report.machine == machine and report.step_s is not None
+    assert all(0 < row["roofline_fraction"] <= 1 for row in rows(config.run.dir))
+
+
+def report_device() -> Any:
+    """Return the device of the small runs."""
+    import torch
+
+    return torch.device("cpu")
+
+
+def test_what_is_simulated_is_what_is_moved(tmp_path: Path) -> None:
+    """A run's bytes written per step are the plan's, and its reads come close to them."""
+    config = job(tmp_path, "llama", memory={"host": "48MiB", "segment": "4MiB"}, train={"steps": 6})
+    report = plan(config)
+    assert report.traffic is not None and report.traffic.read_bytes > 0
+    train(config)
+    written = sum(row["write_bytes"] for row in rows(config.run.dir)) / 6
+    read = sum(row["read_bytes"] for row in rows(config.run.dir)) / 6
+    # The last step's commits are counted after its row.
+    assert 0.75 * report.step_write_bytes <= written <= 1.1 * report.step_write_bytes
+    assert 0.5 * report.traffic.read_bytes <= read <= 1.5 * report.traffic.read_bytes
+
+
+def test_the_command_shows_what_a_person_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Segments, memory, disk, traffic, wear and the least budget; exit code 0."""
+    job(tmp_path, "gpt")
+    assert main(["plan", "--config", str(tmp_path / "run.yaml")]) == 0
+    shown = capsys.readouterr().out
+    for word in ("segment", "blocks.0", "base", "memory.host", "least that works", "slots", "free"):
+        assert word in shown
+    for word in ("a step moves", "600 TBW", "read", "written", "bytes a parameter"):
+        assert word in shown
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_billions_of_parameters_plan_in_little_memory(tmp_path: Path) -> None:
+    """configs/big.yaml plans in less than 2 GiB of resident memory."""
+    script = (
+        "import resource, sys; from swaptrain.cli import main; code = main(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", script, "plan", "--config", "configs/big.yaml"]
+    command.append(f"run.dir={tmp_path / 'big'}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2.60 B parameters" in done.stdout
+    assert int(done.stdout.split()[-1]) * 1024 < 2 * 2**30
