@@ -215,9 +215,14 @@ def _check_run(run: Path) -> None:
 
 
 def _tune_malloc() -> None:
-    """Set malloc up before torch is imported: it must come before the first tensor."""
+    """Set up what torch reads when it is imported: the allocator, and how its threads wait.
+
+    Threads that spin while they wait for each other take the cores from the I/O threads, and make
+    a step ten times slower where another process wants them too. Waiting changes no result.
+    """
     from swaptrain.memory.malloc import tune
 
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     tune()
 
 

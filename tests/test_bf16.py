@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from swaptrain.capture.precision import kept_in_float32
-from swaptrain.errors import BudgetError
 from swaptrain.config import Config
+from swaptrain.errors import BudgetError
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -80,7 +80,7 @@ def test_the_smallest_budget_that_works_gives_the_same_bits(tmp_path: Path) -> N
     """The number in a refusal works when it is used, and changes no bits."""
     large = outcome(config_with(tmp_path / "large", "gpt", {}))
     tiny = config_with(tmp_path / "tiny", "gpt", {"memory": {"host": "1MiB"}})
-    with pytest.raises(BudgetError, match="set memory.host to") as refusal:
+    with pytest.raises(BudgetError, match=r"set memory\.host to") as refusal:
         trained(tiny)
     assert not (tmp_path / "tiny" / "store").exists()
     least = str(refusal.value).split("set memory.host to ")[1].split(",")[0].replace(" ", "")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from swaptrain.cli import main
 from swaptrain.config import Config
@@ -91,20 +92,13 @@ def test_a_run_that_exists_keeps_its_cut(tmp_path: Path) -> None:
     fresh = config.model_copy(update={"memory": more, "run": config.run.model_copy(
         update={"dir": tmp_path / "other"})})  # fmt: skip
     assert len(plan(fresh).segments) < len(report.segments)
-    machine = known_machine(config.run.dir, report_device())
+    machine = known_machine(config.run.dir, torch.device("cpu"))
     assert machine is not None and report.machine == machine and report.step_s is not None
     assert all(0 < row["roofline_fraction"] <= 1 for row in rows(config.run.dir))
 
 
-def report_device() -> Any:
-    """Return the device of the small runs."""
-    import torch
-
-    return torch.device("cpu")
-
-
 def test_what_is_simulated_is_what_is_moved(tmp_path: Path) -> None:
-    """A run's bytes written per step are the plan's, and its reads come close to them."""
+    """A run writes per step what the plan says, and reads no less than that."""
     config = job(tmp_path, "llama", memory={"host": "48MiB", "segment": "4MiB"}, train={"steps": 6})
     report = plan(config)
     assert report.traffic is not None and report.traffic.read_bytes > 0
@@ -113,7 +107,8 @@ def test_what_is_simulated_is_what_is_moved(tmp_path: Path) -> None:
     read = sum(row["read_bytes"] for row in rows(config.run.dir)) / 6
     # The last step's commits are counted after its row.
     assert 0.75 * report.step_write_bytes <= written <= 1.1 * report.step_write_bytes
-    assert 0.5 * report.traffic.read_bytes <= read <= 1.5 * report.traffic.read_bytes
+    # Reading ahead and writing behind take memory that the simulation, which is serial, has.
+    assert read >= 0.75 * report.traffic.read_bytes
 
 
 def test_the_command_shows_what_a_person_needs(
@@ -123,7 +118,15 @@ def test_the_command_shows_what_a_person_needs(
     job(tmp_path, "gpt")
     assert main(["plan", "--config", str(tmp_path / "run.yaml")]) == 0
     shown = capsys.readouterr().out
-    for word in ("segment", "blocks.0", "base", "memory.host", "least that works", "slots", "free"):
+    for word in (
+        "segment",
+        "embedding",
+        "base",
+        "memory.host",
+        "least that works",
+        "slots",
+        "free",
+    ):
         assert word in shown
     for word in ("a step moves", "600 TBW", "read", "written", "bytes a parameter"):
         assert word in shown

@@ -101,7 +101,7 @@ def _evaluate(
         target: Any = node.target
         with torch.no_grad():
             values[node] = target(*args, **kwargs)
-        replace: Any = lambda n: _Keyed(keys[n])  # noqa: E731, B023  # fx types it too narrowly
+        replace: Any = lambda n: _Keyed(keys[n])  # noqa: E731  # fx types it too narrowly
         arguments = fx.node.map_arg((node.args, node.kwargs), replace)
         text = repr((str(target), arguments))
         keys[node] = xxhash.xxh3_128_hexdigest(text.encode())

@@ -24,7 +24,7 @@ __all__ = ["export_graph"]
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
-class _AttributesChanged(Exception):  # noqa: N818  # not an error unless it happens again
+class _AttributesChanged(Exception):  # not an error unless it happens again
     """The forward changed plain Python attributes; by dotted name, the values they got."""
 
     def __init__(self, values: dict[str, object]) -> None:

@@ -91,7 +91,8 @@ class StoreHome:
         """Yield folder and name of everything under `spill`."""
         yield from (("values", name) for name in self._layouts.values)
         yield from (("gradients", name) for name in self._layouts.gradients)
-        yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
+        if self._deferred or waves:
+            yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
         for k in self._layouts.state:
             yield "buffers", f"{k:03d}"
             if self._deferred or waves:
@@ -110,6 +111,11 @@ class StoreHome:
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self._spill_place(key)
+        if key.kind is Kind.ACCUMULATOR and not files.path.exists():
+            # With one wave and no clipping sums live for one segment's backward only: a place on
+            # the disk is made when a pool is so small that one has to leave memory.
+            make_directory(files.path)
+            files.create(flush=False)
         self.unverified.pop((files.path, row), None)
         if key in self._awaited:
             # The update of the step before has it, but its commit may not be durable yet.

@@ -16,6 +16,7 @@ from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.bfloat16 import numpy_dtype
 from swaptrain.store.lock import RunLock
 from swaptrain.store.reader import ChunkReader, read_tensor
+from swaptrain.store.record import read_record
 from swaptrain.store.root import read_buffers, read_root, segments_directory
 from swaptrain.store.safetensors import StreamedTensor, write_safetensors
 from swaptrain.store.slots import Slot, frozen_slot
@@ -98,7 +99,23 @@ def _sources(run: Path) -> list[_Source]:
             f"{run} was stopped inside step {max(versions.values())}: some of its segments are a "
             "step behind the others; go on with training until the step is done, then export"
         )
+    if root.commit_every == 1 and all(_is_pending(run, k, v) for k, v in versions.items()):
+        step = max(versions.values()) + 1
+        raise RunError(
+            f"{run} was killed before the update of step {step}, whose clipped gradients wait for "
+            "it: run the training command again to go on, or stop it with Ctrl-C, which updates "
+            "first; then export"
+        )
     return sources
+
+
+def _is_pending(run: Path, segment: int, version: int) -> bool:
+    """Whether the gradient of the step after `version` is done and waits for its update."""
+    try:
+        record = read_record(run / "spill" / "kept" / f"{segment:03d}" / "record.json")
+    except DamagedStoreError:
+        return False  # there is none, or the writing of it was cut short
+    return int(record["version"]) == version + 1
 
 
 def _parameter(

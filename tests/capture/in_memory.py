@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from swaptrain.capture.capture import Captured, Uncut, capture, cut
+from swaptrain.capture.costs import graph_costs
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.initialise import construct
 from swaptrain.execute.layouts import copy_into
@@ -18,7 +19,15 @@ from swaptrain.program.instructions import Kind, ObjectKey, Operation
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.step import StepBuilder
 
-__all__ = ["StepResult", "captured_model", "cut_into", "eager_step", "segment_step"]
+__all__ = [
+    "StepResult",
+    "captured_model",
+    "cut_everywhere",
+    "cut_into",
+    "eager_step",
+    "legal_gaps",
+    "segment_step",
+]
 
 Factory = Callable[[], nn.Module]
 Batches = Sequence[Mapping[str, Tensor]]
@@ -62,6 +71,27 @@ def cut_into(uncut: Uncut, target_bytes: int) -> Captured:
     return cut(uncut, limits, state_bytes=nbytes, working_bytes=nbytes)[0]
 
 
+def legal_gaps(uncut: Uncut) -> dict[str, bool]:
+    """Say of each computing node, by name and in order, whether a cut may follow it."""
+    costs = graph_costs(
+        uncut.captured, uncut.trace, uncut.origins, uncut.parameters, {},
+        _nothing, _nothing, uncut.uncuttable,
+    )  # fmt: skip
+    nodes = [node.name for node in uncut.captured.graph.nodes if node.op == "call_function"]
+    return dict(zip(nodes, costs.legal, strict=True))
+
+
+def cut_everywhere(uncut: Uncut) -> Captured:
+    """Cut at every legal gap."""
+    gaps = [i for i, legal in enumerate(legal_gaps(uncut).values()) if legal]
+    limits = CutLimits(1, 1, 1, 1)
+    return cut(uncut, limits, state_bytes=_nothing, working_bytes=_nothing, cuts=gaps)[0]
+
+
+def _nothing(parameter: ParameterSpec) -> int:
+    return 0
+
+
 def eager_step(factory: Factory, batches: Batches) -> StepResult:
     """Run forward and backward of all micro-batches in plain PyTorch."""
     torch.manual_seed(0)
@@ -93,9 +123,7 @@ def stored(tensor: Tensor, stride: Sequence[int]) -> Tensor:
 class _Step:
     """One step's objects, by key, as the tier would hold them."""
 
-    def __init__(
-        self, captured: Captured, weights: Mapping[str, Tensor], batches: Batches
-    ) -> None:
+    def __init__(self, captured: Captured, weights: Mapping[str, Tensor], batches: Batches) -> None:
         self.model, self.weights, self.batches = captured.model, weights, batches
         self.runner = Runner(captured, seed=0, micro_batches=len(batches))
         self.buffers = {name: tensor.clone() for name, tensor in captured.buffers.items()}

@@ -13,12 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swaptrain.capture.capture import Captured, Uncut
-from swaptrain.capture.costs import graph_costs
 from swaptrain.capture.cut import CutLimits, GraphCosts, choose_cuts
 from swaptrain.capture.gradient_layout import is_dense, overlaps
 from swaptrain.errors import CaptureError
 from swaptrain.execute.runner import Operands, Runner
-from tests.capture.in_memory import captured_model, cut_into, eager_step, segment_step
+from tests.capture.in_memory import (
+    captured_model,
+    cut_everywhere,
+    cut_into,
+    eager_step,
+    legal_gaps,
+    segment_step,
+)
 from tests.support.models import convolutional, gpt
 
 Factory = Callable[[], nn.Module]
@@ -48,25 +54,15 @@ def captured(function: Callable[[Simple, Tensor], object], scratch_dir: Path) ->
 
 
 def assert_exact(factory: Factory, batches: list[dict[str, Tensor]], scratch_dir: Path) -> Captured:
-    """Assert that the finest legal cut gives plain PyTorch's bits; return it."""
+    """Assert that a cut at every legal gap gives plain PyTorch's bits; return it."""
     uncut = captured_model(factory, batches[0], scratch_dir)
-    pieces = cut_into(uncut, 1)
+    pieces = cut_everywhere(uncut)
     assert segment_step(pieces, factory, batches).differences(eager_step(factory, batches)) == []
     return pieces
 
 
 def targets(uncut: Uncut) -> list[str]:
     return [str(n.target) for n in uncut.captured.graph.nodes if n.op == "call_function"]
-
-
-def legal(uncut: Uncut) -> dict[str, bool]:
-    """Whether a cut may follow, by the name of the node."""
-    costs = graph_costs(
-        uncut.captured, uncut.trace, uncut.origins, uncut.parameters, {},
-        lambda p: 0, lambda p: 0, uncut.uncuttable,
-    )  # fmt: skip
-    nodes = [n.name for n in uncut.captured.graph.nodes if n.op == "call_function"]
-    return dict(zip(nodes, costs.legal, strict=True))
 
 
 def inplace_seen_by_a_view(model: Simple, x: Tensor) -> Tensor:
@@ -80,7 +76,7 @@ def test_a_write_that_an_alias_sees_stays_in_place_and_uncut(tmp_path: Path) -> 
     """No cut lies between a storage's first user and its last writer."""
     uncut = captured(inplace_seen_by_a_view, tmp_path)
     assert "aten.mul_.Tensor" in targets(uncut)
-    assert not legal(uncut)["linear"]
+    assert not legal_gaps(uncut)["linear"]
     assert_exact(lambda: Simple(inplace_seen_by_a_view), [batch(0), batch(1)], tmp_path)
 
 
@@ -94,7 +90,7 @@ def test_a_write_that_nobody_else_sees_becomes_out_of_place(tmp_path: Path) -> N
     """Then a cut may be made on either side of it, and the bits stay."""
     uncut = captured(inplace_seen_by_nobody, tmp_path)
     assert not [t for t in targets(uncut) if "_." in t]
-    assert legal(uncut)["linear"]
+    assert legal_gaps(uncut)["linear"]
     assert_exact(lambda: Simple(inplace_seen_by_nobody), [batch(0), batch(1)], tmp_path)
 
 
@@ -106,7 +102,7 @@ def tuple_outputs(model: Simple, x: Tensor) -> Tensor:
 def test_a_tuple_is_not_parted_from_its_elements(tmp_path: Path) -> None:
     """Only tensors cross a cut."""
     uncut = captured(tuple_outputs, tmp_path)
-    assert not legal(uncut)["chunk"]
+    assert not legal_gaps(uncut)["chunk"]
     assert_exact(lambda: Simple(tuple_outputs), [batch(0), batch(1)], tmp_path)
 
 
@@ -127,24 +123,28 @@ def test_a_mutated_buffer_lies_in_one_segment(tmp_path: Path) -> None:
 
 
 def transposed_gradient(model: Simple, x: Tensor) -> Tensor:
-    h = model.first(x).view(4, 2, 4) * model.second.weight[0, :4]
-    return F.linear(h.permute(2, 0, 1).reshape(4, 8), model.second.weight).square().mean()
+    h = model.first(x.repeat(16, 1)).view(2, 32, 2, 4) * model.second.bias[:4]
+    return h.transpose(1, 2).contiguous().square().sin().mean()
+
+
+def sliced_gradient(model: Simple, x: Tensor) -> Tensor:
+    h = model.first(x.repeat(16, 1)) * model.second.bias
+    return torch.cat([h, 2 * x.repeat(16, 1)], -1).square().sin().mean()
 
 
 def expanded_gradient(model: Simple, x: Tensor) -> Tensor:
-    return model.second(torch.tanh(model.first(x)).unfold(1, 4, 1).mean(1).repeat(1, 2)).mean()
+    h = model.first(x.repeat(16, 1)) * model.second.bias
+    return h.unfold(1, 4, 1).mean(1).mean()
 
 
-@pytest.mark.parametrize("function", [transposed_gradient, expanded_gradient])
+@pytest.mark.parametrize("function", [transposed_gradient, sliced_gradient, expanded_gradient])
 def test_gradients_cross_a_cut_in_their_own_layout(
     function: Callable[[Simple, Tensor], object], tmp_path: Path
 ) -> None:
-    """A reduction over a transposed or expanded gradient adds in that order, cut or not."""
+    """A reduction adds in the order of the gradient's layout, so that it is kept or not cut."""
     pieces = assert_exact(lambda: Simple(function), [batch(0), batch(1)], tmp_path)
     for value in pieces.model.values.values():
-        assert is_dense(value.gradient_tensor.shape, value.gradient_tensor.stride) or (
-            value.gradient_stride is None
-        )
+        assert value.gradient_stride is None or is_dense(value.tensor.shape, value.gradient_stride)
         assert not overlaps(value.tensor.shape, value.tensor.stride)
 
 

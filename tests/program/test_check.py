@@ -1,4 +1,4 @@
-"""The checker refuses each kind of broken program, and every program that the builder makes passes."""
+"""The checker refuses every kind of broken program and passes all that the builder makes."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Killer:
 
     def __init__(self, at: int | None) -> None:
         self.count = 0
-        self._at = at
+        self.at = at
         self._lock = threading.Lock()
         # A killed process loses nothing that it wrote: flushing would only take time.
         files._flush = lambda *_: None
@@ -80,7 +80,7 @@ class Killer:
                 return original(*args)
             with self._lock:
                 self.count += 1
-                if self.count == self._at:
+                if self.count == self.at:
                     if tear is not None and name.startswith(("pw", "wr")):
                         tear(original)(*args)
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -172,6 +172,7 @@ class Runs:
             except BaseException as error:
                 code = getattr(error, "exit_code", 99)
                 text = "".join(traceback.format_exception(error))[-3000:]
+            killer.at = None
             os.write(writing, json.dumps([killer.count, text]).encode())
             os._exit(code)
         os.close(writing)
