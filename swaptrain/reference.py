@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from swaptrain.errors import ConfigError
 from swaptrain.capture.precision import kept_in_float32
+from swaptrain.errors import ConfigError
 from swaptrain.execute.clipping import mean_loss
 from swaptrain.execute.master import split
 from swaptrain.execute.optimizers import optimizer_arguments, optimizer_class

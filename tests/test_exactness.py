@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_path: Path) -> None:
-    """In float32 on the CPU every loss and every final weight equals plain PyTorch's, bit for bit."""
+    """In float32 on the CPU all losses and final weights equal plain PyTorch's, bit for bit."""
     model, data = MODELS[name]
     tree = {"model": model, **VARIANTS[variant]}
     tree["data"] = {"python": f"tests.support.datasets:{data}"}

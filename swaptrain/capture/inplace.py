@@ -26,7 +26,7 @@ def replace_inplace(captured: fx.GraphModule, trace: Trace) -> bool:
             members.setdefault(_key(tensor), []).append(node)
     changed = False
     for node in list(captured.graph.nodes):
-        facts = trace.facts[node] if node in trace.facts else _NOTHING
+        facts = trace.facts.get(node, _NOTHING)
         if facts.out_of_place is None or not facts.written:
             continue
         source = node.args[0]

@@ -123,9 +123,7 @@ class Creation:
             record = self._slots.live(k, tree="a" if trees else None).read_record()
         except DamagedStoreError:
             return False
-        return bool(
-            record["version"] == 0 and record["fingerprint"] == self._model.fingerprint
-        )
+        return bool(record["version"] == 0 and record["fingerprint"] == self._model.fingerprint)
 
     def _write_segment(self, k: int, construction: Construction, *, trees: bool) -> None:
         layout = self._layouts.state[k]

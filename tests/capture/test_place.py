@@ -27,9 +27,7 @@ def _captured(model: dict[str, Any], tmp_path: Path) -> Captured:
     built = construct(model_factory(config).make, seed=0, scratch_dir=tmp_path)
     ids = torch.zeros(2, 16, dtype=torch.int64)
     names = {name: "float32" for name, _ in built.module.named_parameters()}
-    uncut = capture(
-        built.module, built.fake_mode, {"input_ids": ids, "labels": ids.clone()}, names
-    )
+    uncut = capture(built.module, built.fake_mode, {"input_ids": ids, "labels": ids.clone()}, names)
     limits = CutLimits(20_000, 1 << 40, 1 << 40, 1)
     captured, _ = cut(
         uncut,

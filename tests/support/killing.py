@@ -131,9 +131,10 @@ class Runs:
         shutil.copytree(self.run_dir, self._template, symlinks=True)
 
     def reset(self) -> None:
-        """Put the run directory back to where its first step begins."""
+        """Put the run directory back to where its first step begins, or away."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
-        shutil.copytree(self._template, self.run_dir, symlinks=True)
+        if self._template.exists():
+            shutil.copytree(self._template, self.run_dir, symlinks=True)
 
     def child(
         self,
@@ -223,9 +224,13 @@ def chain(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(plan: dict[str, Any]) -> tuple[Runs, Any, int]:
-    """Return the job, what its uninterrupted run ends with, and how many calls that makes."""
+    """Return the job, what its uninterrupted run ends with, and how many calls that makes.
+
+    Where the plan says `creation`, kills come in the creation of the store as well.
+    """
     runs = Runs(Path(plan["folder"]), plan["tree"], pool=plan["pool"])
-    runs.create()
+    if not plan.get("creation"):
+        runs.create()
     runs.reset()
     status, calls, error = runs.child()
     assert status == 0, error

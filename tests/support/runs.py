@@ -11,8 +11,8 @@ import yaml
 from torch import Tensor
 
 from swaptrain.config import Config, load_config
-from swaptrain.data.batches import Batches
 from swaptrain.data import open_data
+from swaptrain.data.batches import Batches
 from swaptrain.execute.build import model_factory
 from swaptrain.execute.train import train
 from swaptrain.reference import ReferenceResult, train_reference
