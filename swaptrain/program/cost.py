@@ -119,7 +119,8 @@ def durable_objects(program: Program) -> Callable[[Instruction], list[ObjectKey]
     """Return what each instruction of a step makes durable, for `simulate`.
 
     An update writes its segment's state and the hand-off: gradients that are alive then and that no
-    commit before has written. A settled gradient is written itself.
+    commit before has written. A settled gradient is written itself; so is what is kept of a segment
+    before the last wave.
     """
     live: dict[ObjectKey, None] = {}
     durable: dict[int, list[ObjectKey]] = {}
@@ -133,6 +134,8 @@ def durable_objects(program: Program) -> Callable[[Instruction], list[ObjectKey]
             live.clear()  # each is written once
         elif instruction.operation is Operation.SETTLE:
             keys = [key for key in instruction.reads if key.kind is Kind.ACCUMULATOR]
+        elif instruction.operation is Operation.KEEP:
+            keys = list(instruction.reads)
         if keys:
             durable[id(instruction)] = keys
     return lambda instruction: durable.get(id(instruction), [])

@@ -189,8 +189,15 @@ class Slots:
         """
         link = self._link(segment, tree)
         up = len(link.parent.relative_to(self.run_dir).parts)
+        before = self.live(segment, tree=tree) if link.is_symlink() else None
+        if before is not None:
+            with self._changed:
+                # A power loss may still undo the rename: until it is flushed nobody writes there.
+                self._taken.add(before)
         replace_link(link, "../" * up + f"slots/{slot.id}")
         self.give(slot)
+        if before is not None:
+            self.give(before)
 
     def tree(self) -> str | None:
         """Return the name of the live tree; None before the first switch or without trees."""
