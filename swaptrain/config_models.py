@@ -57,8 +57,9 @@ class ModelConfig(Section):
     """What is trained: exactly one of `hf` and `python`."""
 
     hf: HfModel | None = None
-    """A directory with a Hugging Face `config.json` (if it holds safetensors, those are the initial
-    weights), or the config itself as a mapping with `model_type`."""
+    """A directory with a Hugging Face `config.json`, or the config itself as a mapping with
+    `model_type`. The weights are the architecture's own initialisation; a directory that holds
+    safetensors is refused, since starting from a checkpoint is not there yet."""
     python: Entry | None = None
     """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
     returns the loss or an object with `.loss`."""
