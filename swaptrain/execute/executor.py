@@ -12,6 +12,7 @@ from torch import Tensor
 from swaptrain.errors import RunError
 from swaptrain.execute.clipping import clip_coefficient, mean_loss, total_norm
 from swaptrain.execute.commits import Commits, Ledger
+from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Operation, Program
@@ -58,11 +59,12 @@ class Executor:
         tier: Tier,
         operations: Operations,
         commits: Commits,
+        guard: BudgetGuard,
         *,
         tick: Callable[[Instruction], None],
     ) -> None:
         self._tier, self._operations, self._commits = tier, operations, commits
-        self._tick = tick
+        self._guard, self._tick = guard, tick
 
     def run(
         self,
@@ -81,6 +83,7 @@ class Executor:
             slabs = self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
             self._execute(instruction, slabs, state)
+            self._guard.check()
             self._commits.observe(instruction)
             self._make_durable(instruction, slabs, state)
             self._tier.release(instruction)

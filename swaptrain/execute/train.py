@@ -19,6 +19,7 @@ from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.finished import finished_step, finished_text, start_over
 from swaptrain.execute.floor import step_floor
+from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, recorded_config, update_rule
@@ -136,6 +137,12 @@ class _OpenRun:
         retain()
         plan = replace(plan, base_bytes=resident_bytes())
         pool = Pool(plan.pool_bytes, pin=prepared.device.pin, unpin=prepared.device.unpin)
+        guard = BudgetGuard(
+            pool,
+            base_bytes=plan.base_bytes,
+            host_bytes=config.memory.host,
+            least_bytes=plan.peaks.instruction_bytes,
+        )
         tier = Tier(pool, self._home)
         self._committer = Committer(self._io, self._slots)
         self._home.barrier = self._committer.drain
@@ -172,7 +179,7 @@ class _OpenRun:
             plan=plan,
             data=data,
             evaluation=evaluation,
-            executor=Executor(tier, plan.operations, commits, tick=tick),
+            executor=Executor(tier, plan.operations, commits, guard, tick=tick),
             commits=commits,
             tier=tier,
             pool=pool,

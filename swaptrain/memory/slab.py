@@ -165,6 +165,16 @@ class Pool:
             slab._view = None
             self._collect()
 
+    def shrink(self, budget_bytes: int) -> None:
+        """Lower the budget and unmap what is kept for reuse beyond it.
+
+        Slabs that are taken stay; `take` refuses until enough of them are given back.
+        """
+        with self._lock:
+            self.budget_bytes = min(self.budget_bytes, budget_bytes)
+            self._collect()
+            self._release(max(0, self.budget_bytes - self._used_bytes()))
+
     def trim(self) -> None:
         """Unmap every slab that is kept for reuse."""
         with self._lock:
