@@ -48,7 +48,7 @@ class Point:
     read_bytes: float
     write_bytes: float
     bytes_floor: float
-    """T_min of docs/design.md, section 5, with the pool of this budget as the cache."""
+    """T_min of docs/design.md, "The cost of a step", with the pool of this budget as the cache."""
     io_floor_s: float = 0.0
     compute_floor_s: float = 0.0
 

@@ -171,8 +171,8 @@ class TrainConfig(Section):
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, and dropout."""
     wave: Positive | None = None
-    """Micro-batches that pass the segments together, at most `data.micro_batches`. null: the
-    planner chooses. Never changes the result."""
+    """Micro-batches that pass the segments together, at most `data.micro_batches`. null:
+    all of them. Never changes the result."""
     threads: Positive | None = None
     """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
 
@@ -207,7 +207,8 @@ class MemoryConfig(Section):
     host: Size = 4 * GIB
     """RAM that the run may take beyond the base that torch itself needs."""
     device: Size | None = None
-    """Memory of the CUDA device, context included. null: what is free. Not for `device: cpu`."""
+    """Most memory that torch may take on the CUDA device, beside its context. null: no limit. Not
+    for `device: cpu`."""
     segment: Size | None = None
     """Largest state of one segment. null: chosen from the budgets at creation, and recorded."""
 
@@ -216,7 +217,7 @@ class StoreConfig(Section):
     """Where the training state lies on disk, and how often it becomes durable."""
 
     paths: Folders | None = None
-    """Directories on one or several disks. null: `run.dir/store`."""
+    """Directories on one or several disks, which take the slots in turn. null: `run.dir`."""
     chunk: Size = 64 * MIB
     """Largest chunk file: a multiple of 4096 bytes from 64KiB to 1GiB."""
     commit_every: Positive = 1

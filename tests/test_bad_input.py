@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import torch
 import yaml
 
 from swaptrain.cli import main
+from swaptrain.errors import ConfigError
+from swaptrain.execute.build import _check_keys, _config_class
 from swaptrain.units import parse_size
+from tests.test_exactness import MODELS as EXACT_MODELS
+from tests.test_generality import MODELS
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 257, "hidden_size": 16, "num_hidden_layers": 1,
@@ -86,6 +91,26 @@ CONFIGS: dict[str, tuple[list[str], list[str]]] = {
     "no such dataset": (["data.python=tests.support.datasets:f"], ["data.python"]),
     "missing model": (["model={hf: /nowhere/model}"], ["model.hf", "/nowhere/model"]),
     "unknown architecture": (["model={hf: {model_type: lama}}"], ["model.hf", "lama"]),
+    "misspelt hf key": (
+        ["model={hf: {model_type: llama, hiden_size: 512}}"],
+        ["model.hf: unknown key 'hiden_size' for model_type llama; did you mean 'hidden_size'?"],
+    ),
+    "missing held-out text": (
+        ["eval={text: [/nowhere/*.txt], every: 1}"],
+        ["eval.text", "/nowhere"],
+    ),
+    "missing held-out tokens": (
+        ["eval={tokens: [/nowhere/a.bin], every: 1}"],
+        ["eval.tokens", "/nowhere"],
+    ),
+    "no such held-out dataset": (
+        ["eval={python: 'tests.support.datasets:f', every: 1}"],
+        ["eval.python"],
+    ),
+    "held-out data of another kind": (
+        ["eval={python: 'tests.support.datasets:images', every: 1}"],
+        ["eval: its items have", "(1, 16, 16)"],
+    ),
     "missing text": (["data={text: [/nowhere/*.txt]}"], ["data.text", "/nowhere"]),
     "missing tokens": (["data={tokens: [/nowhere/a.bin]}"], ["data.tokens", "/nowhere"]),
     "no loss": (["model.python=tests.support.refused:no_loss"], ["loss"]),
@@ -118,6 +143,95 @@ def test_numbers_that_yaml_reads_as_text_work(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "optimizer: {lr: 3e-4}\n")
     assert main(command) == 0
     assert (run_dir / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_a_held_out_file_that_is_too_short_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the training text is tokenised into the run directory."""
+    (tmp_path / "held-out.txt").write_text("short")
+    command, run_dir = job(
+        tmp_path,
+        model={"hf": LLAMA},
+        data={"text": [str(corpus)], "sequence_length": 16},
+        eval={"text": [str(tmp_path / "held-out.txt")], "every": 1},
+    )
+    message = refused(command, run_dir, capsys)
+    assert "eval.text" in message and "sequence_length" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def net():\n    return 1 / 0\n", ":net failed: ZeroDivisionError: division by zero"),
+        (
+            "import torch\ndef net(): return torch.nn.Linear(2, 'x')\n",
+            ":net failed: TypeError: ",
+        ),
+        ("\n1 / 0\n", "': ZeroDivisionError: division by zero"),
+        ("import torch\ndef net(:\n", "': SyntaxError: "),
+    ],
+    ids=["factory", "in torch", "module", "syntax"],
+)
+def test_an_error_in_the_users_model_file_names_its_line(
+    source: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message has the error and the user's own file and line, not torch's."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "faulty_model", raising=False)
+    (tmp_path / "faulty_model.py").write_text(source)
+    command, run_dir = job(tmp_path, model={"python": "faulty_model:net"})
+    message = refused(command, run_dir, capsys)
+    assert "model.python: " in message and f"faulty_model{said}" in message.replace("\n", " ")
+    place = "line 2" if "SyntaxError" in said else "faulty_model.py:2)"
+    assert place in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"hidden_size": "big"}, "model.hf: LlamaConfig: "),
+        ({"hidden_act": "nothing"}, "model.hf: LlamaForCausalLM: KeyError: "),
+    ],
+)
+def test_values_that_transformers_refuses_are_refused(
+    fields: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the config class or by the model's constructor: its own words are in the message."""
+    command, run_dir = job(tmp_path, model={"hf": {**LLAMA, **fields}})
+    message = refused(command, run_dir, capsys)
+    assert said in message and str(*fields.values()) in message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**LLAMA, "rope_theta": 1e4, "rope_scaling": None, "torch_dtype": "float32"},
+        {**LLAMA, "num_labels": 3, "attn_implementation": "eager", "use_cache": False},
+        {"model_type": "gpt2", "n_embd": 32, "num_attention_heads": 4, "tokenizer_class": "X"},
+        {"model_type": "clip", "text_config": {"hidden_size": 32, "num_hidden_layers": 1}},
+        *({"model_type": a.model_type or n, **a.fields} for n, a in MODELS.items()),
+        *(model["hf"] for model, _ in EXACT_MODELS.values() if "hf" in model),
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_keys_that_transformers_knows_are_taken(fields: dict[str, Any]) -> None:
+    """Fields, aliases, keys of every config, keys of older versions, parts."""
+    cls = _config_class(fields["model_type"])
+    # These two have another name for it, and would ignore it.
+    if fields["model_type"] not in ("opt", "falcon"):
+        _check_keys(cls, fields, "this")
+    else:
+        with pytest.raises(
+            ConfigError, match="unknown key 'intermediate_size' for model_type this"
+        ):
+            _check_keys(cls, fields, "this")
+        _check_keys(cls, fields.keys() - {"intermediate_size"}, "this")
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from swaptrain.data.sources import (
     token_files,
     unknown_id,
 )
-from swaptrain.data.text import document_tokens
+from swaptrain.data.text import document_tokens, too_short
 from swaptrain.errors import ConfigError
 
 __all__ = ["open_data", "open_eval", "open_example"]
@@ -83,30 +83,40 @@ def open_eval(
     return batches
 
 
-def open_example(config: DataSettings, *, model_vocabulary: int | None) -> dict[str, torch.Tensor]:
+def open_example(
+    config: DataSettings, *, model_vocabulary: int | None, held_out: EvalSettings | None = None
+) -> dict[str, torch.Tensor]:
     """Return a micro-batch with the keys, shapes and dtypes of the data, and write nothing.
 
     For text and tokens its ids are the first ones of the data, repeated where they are too few.
-    Raises ConfigError as `open_data` does for all that shows without reading the whole data.
+    With `held_out` it is one of the `eval` section. Raises ConfigError as `open_data` and
+    `open_eval` do for all that shows without reading the whole data.
     """
-    if config.python is not None:
-        source = open_python(config.python, config, "data")
-        return _batches(source, config, 1, seed=0, shuffle=False).example()
-    shape = (config.micro_batch, config.sequence_length)
-    if config.text is not None:
+    source: SourceSettings = config if held_out is None else held_out
+    section = "data" if held_out is None else "eval"
+    if source.python is not None:
+        opened = open_python(source.python, source, section)
+        return _batches(opened, config, 1, seed=0, shuffle=False).example()
+    length = config.sequence_length
+    shape = (config.micro_batch, length)
+    if source.text is not None:
+        key = f"{section}.text"
         tokenizer = fitting_tokenizer(config, model_vocabulary)
-        files = text_files(config.text, tokenizer, config.sequence_length, "data.text")
+        files = text_files(source.text, tokenizer, length, key)
         few: list[int] = []
-        for piece in document_tokens(files, tokenizer, "data.text"):
+        for piece in document_tokens(files, tokenizer, key):
             few.extend(piece[: shape[0] * shape[1] - len(few)].tolist())
             if len(few) == shape[0] * shape[1]:
                 break
+        if len(few) < length:
+            raise too_short(key, len(few), length)
         first = np.array(few, dtype=np.int64)
     else:
-        files, joined = token_files(config.tokens or (), config.sequence_length, "data.tokens")
+        key = f"{section}.tokens"
+        files, joined = token_files(source.tokens or (), length, key)
         first = joined.read(0, min(shape[0] * shape[1], len(joined)))
         if model_vocabulary is not None and first.max() >= model_vocabulary:
-            where = f"data.tokens: {files[0].path}" + (" or one after it" if files[1:] else "")
+            where = f"{key}: {files[0].path}" + (" or one after it" if files[1:] else "")
             raise unknown_id(where, int(first.max()), model_vocabulary)
     ids = torch.tensor(np.resize(first, shape))
     return {"input_ids": ids, "labels": ids.clone()}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +21,22 @@ from swaptrain.capture.capture import Uncut, capture
 from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.store.files import existing_parent
 
 __all__ = ["BuiltModel", "Factory", "build", "cast_batch", "model_factory"]
+
+_LIBRARIES = (
+    str(Path(__file__).parents[1]),  # swaptrain itself
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+# Keys that transformers 4 wrote into every config.json; some classes of transformers 5 do not have
+# them, and take them all the same.
+_OLD_KEYS = frozenset({
+    "add_cross_attention", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
+    "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss",
+    "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "torchscript", "use_bfloat16",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,8 +116,10 @@ def _import(path: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"model.python: cannot import {module_name!r}: {error}") from error
+    except Exception as error:  # the module is the user's: it may raise anything
+        raise ConfigError(
+            f"model.python: cannot import {module_name!r}: {_described(error)}"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"model.python: {module_name} has no function {name!r}")
@@ -111,9 +129,11 @@ def _import(path: str) -> Callable[..., Any]:
 def _module(function: Callable[..., Any], kwargs: dict[str, Any], config: Config) -> nn.Module:
     try:
         module = function(**kwargs)
-    except TypeError as error:
+    except SwaptrainError:
+        raise
+    except Exception as error:  # the function is the user's: it may raise anything
         raise ConfigError(
-            f"model.python: {config.model.python}(**kwargs) failed: {error}"
+            f"model.python: {config.model.python} failed: {_described(error)}"
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
@@ -131,16 +151,24 @@ def _hugging_face(config: Config) -> Factory:
     fields = {key: value for key, value in tree.items() if key != "auto_map"}
     architectures = fields.get("architectures") or []
     model_type = str(fields.pop("model_type"))
+    config_class = _config_class(model_type)
+    if isinstance(config.model.hf, Mapping):
+        _check_keys(config_class, fields, model_type)
     try:
-        hf_config = transformers.AutoConfig.for_model(model_type, **fields)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"model.hf: {_first_line(error)}") from error
+        hf_config = config_class(**fields)
+    except Exception as error:  # its checks raise errors of several libraries
+        raise ConfigError(f"model.hf: {config_class.__name__}: {_described(error)}") from error
     hf_config.use_cache = False
     cls = _architecture(transformers, architectures, hf_config)
 
     def make() -> nn.Module:
         # The config may name a lower dtype; the masters are float32 all the same.
-        model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
+        try:
+            model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
+        except SwaptrainError:
+            raise
+        except Exception as error:  # whatever the values of the config lead to
+            raise ConfigError(f"model.hf: {cls.__name__}: {_described(error)}") from error
         return model
 
     vocabulary = getattr(hf_config, "vocab_size", None)
@@ -196,5 +224,73 @@ def _architecture(transformers: Any, names: list[str], hf_config: Any) -> Any:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), repr(error))
+def _config_class(model_type: str) -> Any:
+    """Return transformers' config class of a model type; raises ConfigError."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[model_type]
+    except KeyError:
+        raise ConfigError(
+            f"model.hf: transformers has no model_type {model_type!r}"
+            + _suggestion(model_type, CONFIG_MAPPING.keys())
+        ) from None
+
+
+def _check_keys(cls: Any, keys: Iterable[str], model_type: str) -> None:
+    """Refuse keys that the config class does not know: it would take them without a word.
+
+    Keys within parts (`text_config`) are not checked: models give them some that no class names.
+    """
+    try:
+        default = cls()
+    except Exception:  # some classes have no defaults; then nothing says what they know
+        return
+    proper = {*default.to_dict(), *default.attribute_map}
+    taken = proper | _generic_keys() | _keys_in_code(cls)
+    for key in keys:
+        if key not in taken and (not hasattr(default, key) or callable(getattr(default, key))):
+            raise ConfigError(
+                f"model.hf: unknown key {key!r} for model_type {model_type}"
+                + _suggestion(key, proper, "; remove it")
+            )
+
+
+def _generic_keys() -> set[str]:
+    """Return the keys that every Hugging Face config takes."""
+    from transformers import GenerationConfig, PretrainedConfig
+
+    return {*PretrainedConfig().to_dict(), *GenerationConfig().to_dict(), *_OLD_KEYS}
+
+
+def _keys_in_code(cls: Any) -> set[str]:
+    """Return the texts in the initialisers of a class: names of further keys, such as rope_theta.
+
+    Config classes take keys that are no fields out of their `**kwargs` by name.
+    """
+    found: set[str] = set()
+    for base in cls.__mro__:
+        for name in ("__init__", "__post_init__", "convert_rope_params_to_dict"):
+            function = vars(base).get(name)
+            code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+            if code is not None:
+                found.update(text for text in code.co_consts if isinstance(text, str))
+    return found
+
+
+def _suggestion(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else otherwise
+
+
+def _described(error: Exception) -> str:
+    """Return the error in one line, with the innermost line of the user's own code."""
+    message = " ".join(str(error).split())
+    name = type(error).__name__
+    text = f"{name}: {message}" if message else name
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((*_LIBRARIES, "<"))]
+    if not own:
+        return text
+    path, here = Path(own[-1].filename), Path.cwd()
+    return f"{text} ({path.relative_to(here) if here in path.parents else path}:{own[-1].lineno})"

@@ -87,6 +87,7 @@ class Executor:
             self._commits.observe(instruction)
             self._make_durable(instruction, slabs, state)
             self._tier.release(instruction)
+            self._operations.forget(instruction)
             self._tier.write_behind(position)
             if not quiet:
                 self._tick(instruction)

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 from swaptrain.config import Config
+from swaptrain.errors import DamagedStoreError
 from swaptrain.store.record import read_record
 from swaptrain.store.root import RootRecord, segments_directory
+from swaptrain.store.slots import TREES
 
-__all__ = ["finished_step", "finished_text", "start_over"]
+__all__ = ["begun_otherwise", "finished_step", "finished_text", "start_over"]
 
 
 def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
@@ -25,6 +27,21 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
     versions = {int(read_record(link / "zarr.json")["version"]) for link in links}
     step = max(versions)
     return step if versions == {step} and step >= config.train.steps else None
+
+
+def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
+    """Whether an unfinished creation left segments of another model or cut (another budget)."""
+    directories = (segments_directory(run_dir), segments_directory(run_dir, TREES[0]))
+    for link in (link for directory in directories for link in directory.glob("*")):
+        if not link.is_symlink():
+            continue
+        try:
+            record = read_record(link / "zarr.json")
+        except DamagedStoreError:
+            continue  # it was not written to its end
+        if record["fingerprint"] != fingerprint:
+            return True
+    return False
 
 
 def finished_text(run_dir: Path, step: int) -> str:

@@ -7,8 +7,7 @@ from swaptrain.observe.memory_usage import resident_bytes
 
 __all__ = ["BudgetGuard"]
 
-_RESERVE_BYTES = 16 << 20
-"""Kept free for what the next instruction may add."""
+_LEAST_RESERVE_BYTES = 16 << 20
 
 
 class BudgetGuard:
@@ -24,10 +23,12 @@ class BudgetGuard:
         self._pool = pool
         self._base_bytes, self._host_bytes = base_bytes, host_bytes
         self._least_bytes = least_bytes
+        # For what the next instruction may add: a hundredth, as larger segments add more at once.
+        self._reserve_bytes = max(_LEAST_RESERVE_BYTES, host_bytes // 100)
 
     def check(self) -> None:
         """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
         arena_bytes = resident_bytes() - self._base_bytes - self._pool.held_bytes
-        allowed_bytes = self._host_bytes - arena_bytes - _RESERVE_BYTES
+        allowed_bytes = self._host_bytes - arena_bytes - self._reserve_bytes
         if allowed_bytes < self._pool.budget_bytes:
             self._pool.shrink(max(allowed_bytes, self._least_bytes))

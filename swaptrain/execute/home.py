@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class StoreHome:
         """Buffers and accumulators whose newest version is the one that was kept for recovery."""
         self._awaited: set[ObjectKey] = set()
         """Finished gradients that recovery needs until the commit of their update is durable."""
+        self._in_flight: dict[tuple[Path, int | None], Sequence[Future[int]]] = {}
         self._spill_sums: dict[ObjectKey, Sequence[Future[int]]] = {}
         self._files: dict[tuple[str, str], ArrayFiles] = {}
 
@@ -111,12 +112,12 @@ class StoreHome:
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self._spill_place(key)
-        if key.kind is Kind.ACCUMULATOR and not files.path.exists():
+        if key.kind is Kind.ACCUMULATOR and not (files.path / "zarr.json").exists():
             # With one wave and no clipping sums live for one segment's backward only: a place on
             # the disk is made when a pool is so small that one has to leave memory.
             make_directory(files.path)
             files.create(flush=False)
-        self.unverified.pop((files.path, row), None)
+        self._claim(files, row)
         if key in self._awaited:
             # The update of the step before has it, but its commit may not be durable yet.
             self.barrier()
@@ -129,9 +130,15 @@ class StoreHome:
             self._spill_sums[key] = futures
         else:
             futures = files.write(self._io, slab.memory, row=row, flush=False)
+        self._in_flight[files.path, row] = futures
         self._spilled.add(key)
         self._kept.discard(key)
         return futures
+
+    def _claim(self, files: ArrayFiles, row: int | None) -> None:
+        """Make a place free for other content: a write of what lay there may be under way."""
+        wait(self._in_flight.pop((files.path, row), ()))
+        self.unverified.pop((files.path, row), None)
 
     def spill_checksums(self, key: ObjectKey) -> Sequence[Future[int]]:
         """Return the checksums of a gradient that was spilled, flushed; none if it was not."""
@@ -161,13 +168,13 @@ class StoreHome:
     def handoff_write(self, key: ObjectKey, slab: Slab) -> Write:
         """Return the write that puts an object in its own place for good."""
         files, row = self._spill_place(key)
-        self.unverified.pop((files.path, row), None)
+        self._claim(files, row)
         return Write(files, slab.memory, row)
 
     def keep_write(self, key: ObjectKey, slab: Slab) -> Write:
         """Return the write that keeps a segment's gradient or buffers for recovery."""
         files = self.kept_place(key)
-        self.unverified.pop((files.path, None), None)
+        self._claim(files, None)
         return Write(files, slab.memory)
 
     def kept(self, key: ObjectKey) -> None:

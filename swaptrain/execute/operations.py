@@ -40,6 +40,11 @@ class Operations:
         self._runner, self.rule, self.device = runner, rule, device
         runner.move_to(device.device)
 
+    def forget(self, instruction: Instruction) -> None:
+        """Drop the device's copies of what the instruction used for the last time."""
+        for key in instruction.frees:
+            self.device.forget(key)
+
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""
         for key in instruction.writes:

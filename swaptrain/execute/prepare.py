@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -44,6 +44,7 @@ class Prepared:
         self.rule = update_rule(config.optimizer)
         self.factory: Factory = model_factory(config)
         example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
+        _check_held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
         self.built: BuiltModel = build(config, self.factory, example, draw=draw)
         self.planner = Planner(
@@ -77,6 +78,29 @@ def recorded_config(run_dir: Path) -> Config | None:
     """Return the config that a run was created with; None where there is no run."""
     path = run_dir / "config.yaml"
     return load_config(path, ()) if path.exists() else None
+
+
+def _check_held_out(
+    config: Config, vocabulary: int | None, example: Mapping[str, torch.Tensor]
+) -> None:
+    """Refuse held-out data that is missing, too short, or of another kind than the training data.
+
+    `open_eval` would say so too, but only once the training data is in the run directory.
+    """
+    if config.eval is None:
+        return
+    held_out = open_example(config.data, model_vocabulary=vocabulary, held_out=config.eval)
+    found, expected = _layout(held_out), _layout(example)
+    if found != expected:
+        raise ConfigError(
+            f"eval: its items have {found}, those of data have {expected}: the model takes one "
+            "kind, make them the same"
+        )
+
+
+def _layout(batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype of each tensor of an item, by key."""
+    return {key: (tuple(value.shape[1:]), value.dtype) for key, value in batch.items()}
 
 
 def _set_threads(config: Config, root: RootRecord | None, note: Callable[[str], None]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -51,7 +50,5 @@ class StopRequest:
         if self._requested is not None:
             os._exit(128 + number)
         self._requested = number
-        sys.stderr.write(
-            "stopping after the instruction in progress, press again to stop at once\n"
-        )
-        sys.stderr.flush()
+        # Not sys.stderr: its buffer may be in use by the code that the signal interrupted.
+        os.write(2, b"stopping after the instruction in progress, press again to stop at once\n")

@@ -17,7 +17,7 @@ from swaptrain.execute.commits import Commits
 from swaptrain.execute.create import Creation, open_slots
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
 from swaptrain.execute.executor import Executor
-from swaptrain.execute.finished import finished_step, finished_text, start_over
+from swaptrain.execute.finished import begun_otherwise, finished_step, finished_text, start_over
 from swaptrain.execute.floor import step_floor
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
@@ -69,20 +69,46 @@ def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -
             progress.finish(finished_text(run_dir, step))
             return
         prepared = Prepared(config, root, progress.note)
+        if root is not None:
+            _check_choices(root, prepared, progress)
+        stop.check_after("capturing the model")
         if lock is None:
             lock = held.enter_context(RunLock(run_dir))
             if root is None and not fresh and read_root(run_dir) is not None:
                 raise RunError(f"another process has just begun {run_dir}: run the command again")
         before = recorded.resolved().optimizer if recorded is not None else None
         try:
-            run = _OpenRun(config, prepared, root, progress, stop, fresh=fresh, before=before)
+            run = _OpenRun(config, prepared, root, progress, stop)
+            held.callback(run.close)
+            run.open(fresh=fresh, before=before)
         except ConfigError:
             lock.withdraw()
             raise
-        with run:
+        try:
             run.training.run()
-            run.finish()
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"the device has no memory left ({str(error).splitlines()[0]}): lower "
+                "data.micro_batch, or raise memory.device; then run the same command to go on"
+            ) from error
+        run.finish()
         progress.finish(finished_text(run_dir, run.training.step - 1))
+
+
+def _check_choices(root: RootRecord, prepared: Prepared, progress: Progress) -> None:
+    """Refuse another device than the store was begun on; say that other versions may differ."""
+    device = str(prepared.device.device)
+    recorded = root.choices["update_device"]
+    if device != recorded:
+        raise ConfigError(
+            f"the run was begun on {recorded} and would go on on {device}, with other bits: set "
+            f"device to {recorded}, or start over with --fresh"
+        )
+    if root.choices["torch"] != torch.__version__:
+        progress.note(
+            f"the run was begun with torch {root.choices['torch']}, this is {torch.__version__}: "
+            "it goes on, but the last bits of its results may differ"
+        )
 
 
 class _OpenRun:
@@ -95,16 +121,22 @@ class _OpenRun:
         root: RootRecord | None,
         progress: Progress,
         stop: StopRequest,
-        *,
-        fresh: bool,
-        before: OptimizerConfig | None,
     ) -> None:
         self._config, self._prepared, self._progress = config, prepared, progress
-        self._stop = stop
+        self._root, self._stop = root, stop
+        self._run_dir = config.run.dir
+        self._committer: Committer | None = None
+        self._metrics: MetricsFile | None = None
+        self._tier: Tier | None = None
+        self._io = DirectIO(on_fallback=self._progress.note)
+
+    def open(self, *, fresh: bool, before: OptimizerConfig | None) -> None:
+        """Create the store or find the position in it; afterwards `training` is ready to run."""
+        config, prepared, progress = self._config, self._prepared, self._progress
+        root = self._root
         plan, run_dir = prepared.plan, config.run.dir
         self._run_dir = run_dir
         with_trees = config.store.commit_every > 1
-        self._io = DirectIO(on_fallback=progress.note)
         self._home = StoreHome(
             run_dir,
             plan.layouts,
@@ -116,7 +148,8 @@ class _OpenRun:
             needs = disk_needs(config, plan, self._home, data_bytes=estimated_data_bytes(config))
             check_disk(needs, run_dir)
         data, evaluation = self._open_data(fresh)
-        if fresh:
+        fingerprint = plan.captured.model.fingerprint
+        if fresh or (root is None and begun_otherwise(run_dir, fingerprint)):
             start_over(run_dir)
         change = None
         if before is None or before == config.optimizer:
@@ -137,27 +170,28 @@ class _OpenRun:
         retain()
         plan = replace(plan, base_bytes=resident_bytes())
         pool = Pool(plan.pool_bytes, pin=prepared.device.pin, unpin=prepared.device.unpin)
+        self._pool = pool
         guard = BudgetGuard(
             pool,
             base_bytes=plan.base_bytes,
             host_bytes=config.memory.host,
             least_bytes=plan.peaks.instruction_bytes,
         )
-        tier = Tier(pool, self._home)
-        self._committer = Committer(self._io, self._slots)
-        self._home.barrier = self._committer.drain
+        tier = self._tier = Tier(pool, self._home)
+        committer = self._committer = Committer(self._io, self._slots)
+        self._home.barrier = committer.drain
         commits = Commits(
             plan.layouts,
             self._home,
             tier,
-            self._committer,
-            fingerprint=plan.captured.model.fingerprint,
+            committer,
+            fingerprint=fingerprint,
             micro_batches=config.data.micro_batches,
         )
         position = find_position(
             plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
         )
-        self._metrics = MetricsFile(run_dir / "metrics.jsonl")
+        metrics = self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         segments = len(plan.captured.model.segments)
         steps = config.train.steps
         trees = None
@@ -172,7 +206,7 @@ class _OpenRun:
                     instruction.segment - 1,
                     segments,
                 )
-            stop.check(instruction, segments)
+            self._stop.check(instruction, segments)
 
         self.training = Training(
             config=config,
@@ -184,7 +218,7 @@ class _OpenRun:
             tier=tier,
             pool=pool,
             io=self._io,
-            metrics=self._metrics,
+            metrics=metrics,
             position=position,
             trees=trees,
             report=progress.step_done,
@@ -194,17 +228,21 @@ class _OpenRun:
         progress.note(self._summary(plan))
         progress.start(steps, position.decision.step, segments)
 
-    def __enter__(self) -> _OpenRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._committer.close()
+    def close(self) -> None:
+        """End the threads, close the files and give all memory back; whatever was opened."""
+        if self._committer is not None:
+            self._committer.close()
         self._io.close()
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._tier is not None:
+            self._tier.close()
+            self._pool.trim()
+        release()
 
     def finish(self) -> None:
         """Delete what only training needs: spares, values, hand-offs."""
-        self._committer.drain()
+        self.training.commits.drain()
         if self.training.trees is not None:
             self.training.trees.finish()
         self._slots.delete_free()

@@ -212,6 +212,12 @@ class Tier:
             self._settle(entry)
         self._reap()
 
+    def close(self) -> None:
+        """Give every slab back; what is dirty is lost, and the tier is of no use afterwards."""
+        for entry in self._entries.values():
+            self._pool.give(entry.slab)
+        self._entries.clear()
+
     def _bring(self, key: ObjectKey, position: int, *, fresh: bool) -> _Entry:
         self._make_room(self._home.size_bytes(key), position)
         if fresh:
@@ -228,7 +234,9 @@ class Tier:
         return entry
 
     def _start_write(self, key: ObjectKey, entry: _Entry) -> None:
+        begun = time.perf_counter()
         entry.busy = list(self._home.write(key, entry.slab))
+        self.counters.wait_s += time.perf_counter() - begun
         entry.saving = True
         entry.dirty = False
 

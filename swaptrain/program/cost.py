@@ -34,8 +34,8 @@ def least_traffic_bytes(
 ) -> float:
     """Return the least bytes that a step reads and writes with a RAM cache of `cache_bytes`.
 
-    Source: docs/design.md, section 5. For Adam with a split master, P parameters, weights 2 P and
-    the rest 10 P, m = commit_every, K = boundary_bytes and C = cache_bytes it is
+    Source: docs/design.md ("The cost of a step"). For Adam with a split master, P parameters,
+    weights 2 P and the rest 10 P, m = commit_every, K = boundary_bytes and C = cache_bytes it is
 
         26 P - (3 - 1/m) min(C, 2 P) - (2 - 1/m) max(0, min(C, 12 P) - 2 P) + 2 K (+ K if m = 1)
 
@@ -84,7 +84,9 @@ class Disk:
 
 
 def floor_s(io_s: float, compute_s: float, sigma: float) -> float:
-    """Return the least time of a step: max(I/O, compute + sigma * I/O) (docs/design.md, 4.5).
+    """Return the least time of a step: max(I/O, compute + sigma * I/O).
+
+    Source: docs/design.md ("The cost of a step").
 
     `compute_s` is what the step computes with no I/O running; a second of I/O slows it by sigma.
     """
@@ -108,7 +110,7 @@ def break_even_tokens(
     """Return the tokens a step above which computing hides the disk: T* = b F / (8 BW).
 
     b is the traffic of the state a parameter (26 with a split master), 8 the flops a parameter and
-    token with recomputation, F flop/s, BW byte/s at the step's mix (docs/design.md, section 5).
+    token with recomputation, F flop/s, BW byte/s at the step's mix.
     """
     traffic = 3 * state.weights + 2 * state.rest + 2 * state.gradients
     read_bytes = round(traffic * read_fraction)

@@ -167,8 +167,9 @@ class DirectIO:
                     if error.errno != errno.EINVAL or not direct:
                         raise
                     direct, piece_bytes = False, PIECE_BYTES
+                    buffered = os.open(path, mode | os.O_CLOEXEC)
                     os.close(descriptor)
-                    descriptor = os.open(path, mode | os.O_CLOEXEC)
+                    descriptor = buffered
                     self._fall_back(os.fstat(descriptor).st_dev, path)
                     continue
                 if moved == 0:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.files import flush_file_system, run_error
+from swaptrain.store.files import flush_file_system
 
-__all__ = ["Action", "Decision", "Found", "cut_torn_line", "decide", "flush_everything"]
+__all__ = ["Action", "Decision", "Found", "decide", "flush_everything"]
 
 
 class Action(StrEnum):
@@ -165,19 +164,3 @@ def flush_everything(run_dir: Path) -> None:
             if device not in devices:
                 flush_file_system(path)
                 devices.add(device)
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cut what follows the last newline of a file of lines, durably; a missing file is fine."""
-    try:
-        with path.open("r+b") as file:
-            content = file.read()
-            whole_bytes = content.rfind(b"\n") + 1
-            if whole_bytes < len(content):
-                file.truncate(whole_bytes)
-                file.flush()
-                os.fsync(file.fileno())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise run_error(error, path, "cut the torn last line of") from error

@@ -13,7 +13,6 @@ from swaptrain.store.recovery import (
     Action,
     Decision,
     Found,
-    cut_torn_line,
     decide,
     flush_everything,
 )
@@ -178,13 +177,3 @@ def test_every_disk_is_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert flushed == [tmp_path, tmp_path / "slots" / "z"]
     monkeypatch.undo()
     flush_everything(tmp_path)
-
-
-def test_a_torn_last_line_is_cut(tmp_path: Path) -> None:
-    """Whole lines stay; what follows the last newline goes; a missing file is fine."""
-    path = tmp_path / "metrics.jsonl"
-    cut_torn_line(path)
-    for content, kept in (("a\nb\nc", "a\nb\n"), ("a\nb\n", "a\nb\n"), ("a", ""), ("", "")):
-        path.write_text(content)
-        cut_torn_line(path)
-        assert path.read_text() == kept
