@@ -27,8 +27,8 @@ from swaptrain.store.files import existing_parent
 __all__ = ["BuiltModel", "Factory", "build", "cast_batch", "model_factory"]
 
 _LIBRARIES = (
-    str(Path(__file__).parents[1]),  # swaptrain itself
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[1]}/",  # swaptrain itself
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 # Keys that transformers 4 wrote into every config.json; some classes of transformers 5 do not have
 # them, and take them all the same.
