@@ -21,11 +21,11 @@ def step_floor(
 
     Arguments: bytes read, bytes written, seconds of forward and backward, seconds of the update.
     The floor is that of docs/design.md ("The cost of a step"). Estimated in it: the disk's speed
-    at the step's mix, from three mixes measured for a moment; the computing that would be left with everything
-    resident, as the seconds that were counted, less what I/O at full speed takes from them
-    (sigma), less the recomputation, whose part is taken from the flops of matrix products. So the
-    time of the program's own overhead counts as computing. None where the disk could not be
-    measured, or there are several.
+    at the step's mix, from three mixes measured for a moment; the computing that would be left
+    with everything resident, as the seconds that were counted, less what I/O at full speed takes
+    from them (sigma), less the recomputation, whose part is taken from the flops of matrix
+    products. So the time of the program's own overhead counts as computing. None where the disk
+    could not be measured, or there are several.
     """
     paths = config.store.paths or (config.run.dir,)
     found = None
