@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swaptrain.execute.planning import Plan, Planner
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
 
 LLAMA: dict[str, Any] = {
@@ -65,3 +67,32 @@ def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_pat
     assert_same_bits(
         stored, {n: t for n, t in {**plain.buffers, **plain.parameters}.items() if n in stored}
     )
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.3], ids=["fused", "clipped"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_smallest_pool_changes_no_bit(
+    name: str, clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slabs for one instruction only, so that nearly all is spilled, the bits stay plain's."""
+    model, data = MODELS[name]
+    tree = {
+        "model": model,
+        "data": {"python": f"tests.support.datasets:{data}"},
+        "memory": {"segment": "16KiB"},
+        "optimizer": {"clip_norm": clip_norm},
+    }
+    config = config_of(tmp_path / "run", tree)
+    plan = Planner.plan
+
+    def smallest(planner: Planner) -> Plan:
+        found = plan(planner)
+        return replace(found, pool_bytes=found.peaks.instruction_bytes)
+
+    monkeypatch.setattr(Planner, "plan", smallest)
+    run_dir = trained(config)
+    plain = reference(config)
+    assert losses(run_dir) == plain.losses
+    stored = weights(run_dir)
+    tensors = {**plain.buffers, **plain.parameters}
+    assert_same_bits(stored, {name: tensors[name] for name in stored})
