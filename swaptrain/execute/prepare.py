@@ -13,6 +13,7 @@ from swaptrain.data import open_example
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel, Factory, build, cast_batch, model_factory
 from swaptrain.execute.device import open_device
+from swaptrain.execute.device_budget import check_device_budget
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
 from swaptrain.store.root import RootRecord, refuse_tmpfs
@@ -56,6 +57,11 @@ class Prepared:
             recorded_cuts=root.choices["cuts"] if root is not None else None,
         )
         self.plan: Plan = self.planner.plan()
+        if config.memory.device is not None:
+            made = self.plan
+            check_device_budget(
+                config.memory.device, made.captured, made.layouts, made.builder.step()
+            )
         if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
             raise ConfigError(
                 f"{config.run.dir} holds another model than the config now gives: the code of the "
