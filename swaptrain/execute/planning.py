@@ -28,7 +28,7 @@ from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.units import format_size, parse_size, roomy_size
 
-__all__ = ["Plan", "Planner", "make_plan"]
+__all__ = ["Plan", "Planner"]
 
 _LARGEST_TARGET_BYTES = 1 << 30
 _SMALLEST_TARGET_BYTES = 1 << 18
@@ -283,22 +283,6 @@ class Planner:
         if self._config.memory.segment is not None:
             return text + ", or memory.segment to less"
         return text + ", or lower data.micro_batch or data.sequence_length"
-
-
-def make_plan(
-    config: Config,
-    built: BuiltModel,
-    rule: UpdateRule,
-    device: ComputeDevice,
-    batch: Mapping[str, Tensor],
-    *,
-    recorded_cuts: Sequence[int] | None = None,
-) -> Plan:
-    """Cut the model for `memory.host` (or at the recorded cuts) and measure that it fits.
-
-    Raises BudgetError with the smallest budget that was found to work.
-    """
-    return Planner(config, built, rule, device, batch, recorded_cuts=recorded_cuts).plan()
 
 
 def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:
