@@ -29,34 +29,23 @@ from swaptrain.store.root import write_buffers
 from swaptrain.store.slots import Slot, Slots, create_frozen
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Creation", "disk_bytes", "open_slots", "spares"]
+__all__ = ["Creation", "disk_bytes", "open_slots", "slot_counts"]
 
 
 def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool) -> None:
-    """Make sure that the slots of a run exist: one per segment, and the spares of each class.
-
-    A class of three and more segments has two spares, so that the next commit's writes can begin
-    while the last one is made durable; with two trees each segment has two slots.
-    """
+    """Make sure that the slots of a run exist: one per segment, and the spares of each class."""
     # Of one wave, the largest there can be: the record's size stays when the wave changes.
     handoff = largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
-    by_class: dict[str, list[int]] = {}
-    for k, layout in layouts.state.items():
-        by_class.setdefault(layout.shape_class, []).append(k)
-    for members in by_class.values():
+    for members, count in slot_counts(layouts, trees=trees):
         record = max(_record_bytes(plan, k, handoff) for k in members)
-        spare = len(members) if trees else spares(len(members))
-        slots.create(layouts.state[members[0]], len(members) + spare, record_bytes=record)
+        slots.create(layouts.state[members[0]], count, record_bytes=record)
 
 
 def disk_bytes(plan: Plan, home: StoreHome, *, trees: bool) -> int:
     """Return the bytes that a run reserves on its disks, without the data."""
-    by_class: dict[str, list[int]] = {}
-    for layout in plan.layouts.state.values():
-        by_class.setdefault(layout.shape_class, []).append(layout.nbytes)
     slots = sum(
-        sizes[0] * (2 * len(sizes) if trees else len(sizes) + spares(len(sizes)))
-        for sizes in by_class.values()
+        plan.layouts.state[members[0]].nbytes * count
+        for members, count in slot_counts(plan.layouts, trees=trees)
     )
     spilled = home.disk_bytes(waves=keeps_sums(plan.builder))
     return slots + sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
@@ -67,9 +56,20 @@ def keeps_sums(builder: StepBuilder) -> bool:
     return builder.wave < builder.micro_batches and not builder.deferred
 
 
-def spares(members: int) -> int:
-    """Return how many slots a class of so many segments has beside the live ones."""
-    return 2 if members >= 3 else 1
+def slot_counts(layouts: Layouts, *, trees: bool) -> list[tuple[list[int], int]]:
+    """Return the segments of each shape class, and how many slots the class has.
+
+    A class of three and more segments has two spares, so that the next commit's writes can begin
+    while the last one is made durable; a smaller one has one; with two trees each segment has two
+    slots.
+    """
+    by_class: dict[str, list[int]] = {}
+    for k, layout in layouts.state.items():
+        by_class.setdefault(layout.shape_class, []).append(k)
+    return [
+        (members, 2 * len(members) if trees else len(members) + (2 if len(members) >= 3 else 1))
+        for members in by_class.values()
+    ]
 
 
 def _record_bytes(plan: Plan, k: int, handoff: list[ObjectKey]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from swaptrain.config import Config
 from swaptrain.data.corpus import find_files
 from swaptrain.errors import ConfigError
-from swaptrain.execute.create import disk_bytes, spares
+from swaptrain.execute.create import disk_bytes, slot_counts
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.planning import Plan
 from swaptrain.store.files import existing_parent
@@ -44,13 +44,9 @@ def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) 
     paths = list(config.store.paths or (config.run.dir,))
     slots = dict.fromkeys(paths, 0)
     number = 0
-    by_class: dict[str, list[int]] = {}
-    for layout in plan.layouts.state.values():
-        by_class.setdefault(layout.shape_class, []).append(layout.nbytes)
-    for sizes in by_class.values():
-        count = 2 * len(sizes) if trees else len(sizes) + spares(len(sizes))
+    for members, count in slot_counts(plan.layouts, trees=trees):
         for _ in range(count):
-            slots[paths[number % len(paths)]] += sizes[0]
+            slots[paths[number % len(paths)]] += plan.layouts.state[members[0]].nbytes
             number += 1
     rest_bytes = disk_bytes(plan, home, trees=trees) - sum(slots.values())
     run_dir = config.run.dir
