@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from swaptrain.capture.initialise import Construction
+from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.commits import largest_handoff, record_bytes
 from swaptrain.execute.home import StoreHome
@@ -25,11 +26,11 @@ from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.record import record_size
-from swaptrain.store.root import write_buffers
+from swaptrain.store.root import RootRecord, write_buffers
 from swaptrain.store.slots import Slot, Slots, create_frozen
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Creation", "disk_bytes", "open_slots", "slot_counts"]
+__all__ = ["Creation", "disk_bytes", "open_slots", "root_record", "slot_counts"]
 
 
 def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool) -> None:
@@ -70,6 +71,31 @@ def slot_counts(layouts: Layouts, *, trees: bool) -> list[tuple[list[int], int]]
         (members, 2 * len(members) if trees else len(members) + (2 if len(members) >= 3 else 1))
         for members in by_class.values()
     ]
+
+
+def root_record(config: Config, plan: Plan, *, threads: int, device: torch.device) -> RootRecord:
+    """Return what holds for the life of a store that is created now."""
+    model = plan.captured.model
+    return RootRecord(
+        fingerprint=model.fingerprint,
+        segments=[
+            {
+                "segment": segment.index,
+                "unit": segment.unit,
+                "isomorphism": segment.isomorphism,
+                "parameters": list(segment.owns),
+            }
+            for segment in model.segments
+        ],
+        commit_every=config.store.commit_every,
+        choices={
+            "cuts": plan.cuts,
+            "threads": threads,
+            "dtype": config.model.dtype,
+            "torch": torch.__version__,
+            "update_device": str(device),
+        },
+    )
 
 
 def _record_bytes(plan: Plan, k: int, handoff: list[ObjectKey]) -> int:

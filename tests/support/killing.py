@@ -27,6 +27,7 @@ import xxhash
 import swaptrain.execute.train as training
 from swaptrain.config import Config
 from swaptrain.execute.prepare import Prepared
+from swaptrain.execute.training import Training
 from swaptrain.store import files
 from swaptrain.store.record import read_record
 from tests.support.runs import config_of
@@ -165,7 +166,7 @@ class Runs:
                     changed = config.train.model_copy(update={"steps": steps})
                     config = config.model_copy(update={"train": changed})
                 if stop_after_creation:
-                    training.Training.run = _stop  # type: ignore[method-assign]
+                    Training.run = _stop  # type: ignore[method-assign]
                 setup()
                 training.train(config)
             except _Created:

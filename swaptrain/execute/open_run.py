@@ -1,0 +1,273 @@
+"""A run directory that is open for writing, and everything that trains in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from swaptrain.config import Config, OptimizerConfig
+from swaptrain.data import Batches, open_data, open_eval
+from swaptrain.execute.commits import Commits
+from swaptrain.execute.create import Creation, open_slots, root_record
+from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
+from swaptrain.execute.executor import Executor
+from swaptrain.execute.finished import begun_otherwise, start_over
+from swaptrain.execute.floor import step_floor
+from swaptrain.execute.guard import BudgetGuard
+from swaptrain.execute.home import StoreHome
+from swaptrain.execute.planning import Plan
+from swaptrain.execute.prepare import Prepared, update_rule
+from swaptrain.execute.resume import find_position
+from swaptrain.execute.stopping import StopRequest
+from swaptrain.execute.training import Change, Evaluation, Training
+from swaptrain.execute.trees import Trees
+from swaptrain.memory.malloc import release, retain
+from swaptrain.memory.slab import Pool
+from swaptrain.memory.tier import Tier
+from swaptrain.observe.memory_usage import resident_bytes
+from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.progress import Progress
+from swaptrain.program.instructions import Instruction
+from swaptrain.store.commit import Committer
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.files import write_aside
+from swaptrain.store.recovery import flush_everything
+from swaptrain.store.root import RootRecord, create_root
+from swaptrain.store.slots import Slots
+from swaptrain.units import format_size
+
+__all__ = ["OpenRun"]
+
+
+class OpenRun:
+    """Opens a run in two parts, the store and what trains on it; `close` ends whatever was opened.
+
+    `root` is the record of the run that is resumed; None where a run begins.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        prepared: Prepared,
+        root: RootRecord | None,
+        progress: Progress,
+        stop: StopRequest,
+    ) -> None:
+        self._config, self._prepared, self._progress = config, prepared, progress
+        self._root, self._stop = root, stop
+        self._run_dir = config.run.dir
+        self._trees = config.store.commit_every > 1
+        self._committer: Committer | None = None
+        self._metrics: MetricsFile | None = None
+        self._tier: Tier | None = None
+        self._io = DirectIO(on_fallback=progress.note)
+        self._home = StoreHome(
+            self._run_dir,
+            prepared.plan.layouts,
+            self._io,
+            micro_batches=config.data.micro_batches,
+            deferred=prepared.plan.builder.deferred,
+        )
+
+    def open(self, *, fresh: bool, before: OptimizerConfig | None) -> None:
+        """Create the store or find the position in it; afterwards `training` is ready to run.
+
+        `before` is the optimizer that an existing run has been trained with. Raises ConfigError
+        before anything is written.
+        """
+        config, plan, run_dir = self._config, self._prepared.plan, self._run_dir
+        if self._root is None:
+            estimate = estimated_data_bytes(config)
+            check_disk(disk_needs(config, plan, self._home, data_bytes=estimate), run_dir)
+        data, evaluation = self._open_data(fresh)
+        fingerprint = plan.captured.model.fingerprint
+        if fresh or (self._root is None and begun_otherwise(run_dir, fingerprint)):
+            start_over(run_dir)
+        change = None
+        if before is None or before == config.optimizer:
+            self._record_config()
+        else:
+            change = Change(before, update_rule(before), self._record_config)
+        floor = step_floor(config, plan, self._prepared.device.device, self._progress.note)
+        root = self._open_store()
+        self.training = self._open_training(root, data, evaluation, change, floor)
+
+    def close(self) -> None:
+        """End the threads, close the files and give all memory back; whatever was opened."""
+        if self._committer is not None:
+            self._committer.close()
+        self._io.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._tier is not None:
+            self._tier.close()
+            self._pool.trim()
+        release()
+
+    def finish(self) -> None:
+        """Delete what only training needs: spares, values, hand-offs."""
+        self.training.commits.drain()
+        if self.training.trees is not None:
+            self.training.trees.finish()
+        self._slots.delete_free()
+        shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
+
+    def _record_config(self) -> None:
+        write_aside(self._run_dir / "config.yaml", self._config.resolved_yaml().encode())
+
+    def _open_data(self, fresh: bool) -> tuple[Batches, Evaluation | None]:
+        config, vocabulary = self._config, self._prepared.factory.vocabulary
+        data = open_data(
+            config.data,
+            seed=config.train.seed,
+            run_dir=self._run_dir,
+            model_vocabulary=vocabulary,
+            fresh=fresh,
+            note=self._progress.note,
+        )
+        if config.eval is None:
+            return data, None
+        held_out = open_eval(
+            config.eval,
+            config.data,
+            run_dir=self._run_dir,
+            model_vocabulary=vocabulary,
+            like=data,
+            note=self._progress.note,
+        )
+        return data, Evaluation(held_out, config.eval.every, config.eval.batches)
+
+    def _open_store(self) -> RootRecord:
+        """Reserve the space of the whole run; write version 0 if the run begins."""
+        plan, run_dir = self._prepared.plan, self._run_dir
+        flush_everything(run_dir)
+        self._slots = Slots(run_dir, self._config.store.paths, trees=self._trees)
+        open_slots(self._slots, plan.layouts, plan, trees=self._trees)
+        creation = Creation(run_dir, plan, self._slots, self._home, self._io)
+        root = self._root
+        if root is None:
+            root = self._create(creation)
+        else:
+            creation.open()
+        self._prepared.built.construction.forget()
+        return root
+
+    def _create(self, creation: Creation) -> RootRecord:
+        plan, model = self._prepared.plan, self._prepared.plan.captured.model
+        self._progress.note(f"writing {model.parameter_count:,} initial weights to {self._run_dir}")
+        creation.write(
+            self._prepared.built.construction,
+            lambda k: self._stop.check_after(f"writing segment {k}/{len(model.segments)}"),
+            trees=self._trees,
+        )
+        root = root_record(
+            self._config, plan, threads=self._prepared.threads, device=self._prepared.device.device
+        )
+        if self._trees:
+            create_root(self._run_dir, root, tree="a")
+            self._slots.switch_tree()
+        else:
+            create_root(self._run_dir, root)
+        return root
+
+    def _open_training(
+        self,
+        root: RootRecord,
+        data: Batches,
+        evaluation: Evaluation | None,
+        change: Change | None,
+        floor: Callable[[int, int, float, float], float | None],
+    ) -> Training:
+        """Take the memory, find the position, and put together what trains."""
+        config, plan = self._config, self._measured_plan()
+        pool = self._pool = Pool(
+            plan.pool_bytes, pin=self._prepared.device.pin, unpin=self._prepared.device.unpin
+        )
+        guard = BudgetGuard(
+            pool,
+            base_bytes=plan.base_bytes,
+            host_bytes=config.memory.host,
+            least_bytes=plan.peaks.instruction_bytes,
+        )
+        tier = self._tier = Tier(pool, self._home)
+        committer = self._committer = Committer(self._io, self._slots)
+        self._home.barrier = committer.drain
+        commits = Commits(
+            plan.layouts,
+            self._home,
+            tier,
+            committer,
+            fingerprint=plan.captured.model.fingerprint,
+            micro_batches=config.data.micro_batches,
+        )
+        position = find_position(
+            plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
+        )
+        metrics = self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
+        trees, steps = None, config.train.steps
+        if self._trees:
+            trees = Trees(plan.layouts, self._slots, self._home, commits, root, last_step=steps)
+        self._progress.note(self._summary(plan))
+        segments = len(plan.captured.model.segments)
+        self._progress.start(steps, position.decision.step, segments)
+        return Training(
+            config=config,
+            plan=plan,
+            data=data,
+            evaluation=evaluation,
+            executor=Executor(tier, plan.operations, commits, guard, tick=self._tick),
+            commits=commits,
+            tier=tier,
+            pool=pool,
+            io=self._io,
+            metrics=metrics,
+            position=position,
+            trees=trees,
+            report=self._progress.step_done,
+            floor_s=floor,
+            change=change,
+        )
+
+    def _measured_plan(self) -> Plan:
+        """Return the plan with the base as it is now: what creation took is no part of the arena.
+
+        From here on the allocator keeps what it has.
+        """
+        release()
+        retain()
+        return replace(self._prepared.plan, base_bytes=resident_bytes())
+
+    def _tick(self, instruction: Instruction) -> None:
+        """Show where the step is; raise StoppedBySignal if a signal came."""
+        segments = len(self._prepared.plan.captured.model.segments)
+        if instruction.segment:
+            self._progress.tick(
+                self.training.step,
+                _PHASES[instruction.operation],
+                instruction.segment - 1,
+                segments,
+            )
+        self._stop.check(instruction, segments)
+
+    def _summary(self, plan: Plan) -> str:
+        model = plan.captured.model
+        return (
+            f"{model.parameter_count:,} parameters in {len(model.segments)} segments; "
+            f"base {format_size(plan.base_bytes)}, memory.host "
+            f"{format_size(self._config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "
+            f"{format_size(plan.arena_bytes)} for computing"
+        )
+
+
+_PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
+    "load": "forward",
+    "forward": "forward",
+    "turn": "backward",
+    "backward": "backward",
+    "keep": "backward",
+    "settle": "update",
+    "update": "update",
+    "evaluate": "eval",
+}
