@@ -21,6 +21,7 @@ _FREE = (
     "memory.host",
     "run",
     "store.paths",
+    "store.verify",
     "train.steps",
     "train.wave",
 )

@@ -223,6 +223,10 @@ class StoreConfig(Section):
     commit_every: Positive = 1
     """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
     one segment's backward."""
+    verify: Literal["always", "first_read", "never"] = "first_read"
+    """When the checksum of a chunk is compared as it is read. first_read: once for what an earlier
+    process wrote; always: also each time for what this process wrote itself; never: not at all (a
+    chunk that is missing or too short stops the run in any case)."""
 
     @model_validator(mode="after")
     def _check(self) -> StoreConfig:

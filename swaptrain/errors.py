@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "RunError",
     "StoppedBySignal",
     "SwaptrainError",
+    "Where",
 ]
 
 
@@ -41,6 +43,15 @@ class RunError(SwaptrainError):
     exit_code = 1
 
 
+@dataclass(frozen=True)
+class Where:
+    """What a file of the store is a part of, as far as its reader knows."""
+
+    segment: int | None = None
+    array: str | None = None
+    chunk: int | None = None
+
+
 class DamagedStoreError(SwaptrainError):
     """The store holds something that does not verify."""
 
@@ -55,6 +66,7 @@ class DamagedStoreError(SwaptrainError):
         chunk: int | None = None,
         path: Path | None = None,
     ) -> None:
+        self.what = what
         self.segment, self.array, self.chunk, self.path = segment, array, chunk, path
         where = ", ".join(
             f"{name} {value}"
@@ -67,6 +79,14 @@ class DamagedStoreError(SwaptrainError):
             if value is not None
         )
         super().__init__(f"{what} ({where})" if where else what)
+
+    def within(self, where: Where) -> DamagedStoreError:
+        """Return the same error, which says where as far as it did not."""
+        own = {
+            name: outer if getattr(self, name) is None else getattr(self, name)
+            for name, outer in asdict(where).items()
+        }
+        return DamagedStoreError(self.what, **own, path=self.path)
 
 
 class StoppedBySignal(SwaptrainError):

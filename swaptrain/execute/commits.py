@@ -93,24 +93,23 @@ class Commits:
         spilled = {key: self._home.spill_checksums(key) for key in fresh}
         in_memory = [key for key in fresh if not spilled[key]]
         make = self._state_record(k, version, ledger)
+        rows = {key: self._home.gradient_place(key)[1] for key in live}
+        states = [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)]
+        writes = [self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory]
 
         def record(checksums: Checksums) -> dict[str, Any]:
+            self._note(states, checksums, writes)
             self._checksums.update(zip(in_memory, checksums.handoff, strict=True))
             for key, futures in spilled.items():
                 if futures:
                     self._checksums[key] = [future.result() for future in futures]
             for key in set(self._checksums).difference(live):
                 del self._checksums[key]
-            return make(checksums, [handoff_row(key, self._checksums[key]) for key in live])
+            return make(
+                checksums, [handoff_row(key, self._checksums[key], rows[key]) for key in live]
+            )
 
-        writes = [self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory]
-        future = self._committer.commit(
-            k,
-            slot,
-            record,
-            [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)],
-            writes,
-        )
+        future = self._committer.commit(k, slot, record, states, writes)
         self._home.committed(k, slot)
         self._submitted.update(fresh)
         for key in in_memory:
@@ -124,13 +123,13 @@ class Commits:
         k = instruction.segment
         slot = self._home.scratch[k]
         make = self._state_record(k, version, ledger)
-        future = self._committer.commit(
-            k,
-            slot,
-            lambda checksums: make(checksums, []),
-            [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)],
-            switch=False,
-        )
+        states = [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)]
+
+        def record(checksums: Checksums) -> dict[str, Any]:
+            self._note(states, checksums)
+            return make(checksums, [])
+
+        future = self._committer.commit(k, slot, record, states, switch=False)
         for key in _state(instruction):
             self._home.wrote(key)
         self._tier.saving(_state(instruction), future)
@@ -146,8 +145,10 @@ class Commits:
         finished = instruction.operation is Operation.SETTLE
         micro_batches = self._micro_batches if finished else instruction.micro_batch + 1
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+        writes = [self._home.keep_write(key, slabs[key]) for key in keys]
 
         def record(checksums: Checksums) -> dict[str, Any]:
+            self._note([], checksums, writes)
             sums = dict(zip((key.name for key in keys), checksums.handoff, strict=True))
             return kept_record(k, version, self._fingerprint, micro_batches, sums, losses, norms)
 
@@ -155,7 +156,7 @@ class Commits:
             path,
             path.stat().st_size,
             record,
-            [self._home.keep_write(key, slabs[key]) for key in keys],
+            writes,
         )
         for key in keys:
             self._home.kept(key)
@@ -168,6 +169,15 @@ class Commits:
     def drain(self) -> None:
         """Wait until everything submitted is durable; raise the error of what failed."""
         self._committer.drain()
+
+    def _note(
+        self, states: Iterable[Write], checksums: Checksums, others: Iterable[Write] = ()
+    ) -> None:
+        """Let the home know the checksums of what a commit wrote."""
+        for write in states:
+            self._home.note_checksums(write, checksums.arrays[write.array.name])
+        for write, sums in zip(others, checksums.handoff, strict=True):
+            self._home.note_checksums(write, sums)
 
     def _state_record(
         self, k: int, version: int, ledger: Ledger
@@ -213,7 +223,10 @@ def record_bytes(
         layout=layouts.state[k],
         checksums=blank_checksums(layouts.state[k]),
         handoff={
-            "gradients": [handoff_row(key, [number] * layouts.array(key).chunks) for key in handoff]
+            "gradients": [
+                handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches)
+                for key in handoff
+            ]
         },
         losses=losses,
         norms=norms,
@@ -242,12 +255,13 @@ def kept_record(
     }
 
 
-def handoff_row(key: ObjectKey, checksums: list[int]) -> dict[str, Any]:
-    """Return a gradient of a hand-off as a record keeps it."""
+def handoff_row(key: ObjectKey, checksums: list[int], row: int | None) -> dict[str, Any]:
+    """Return a gradient of a hand-off, in that row of its array, as a record keeps it."""
     return {
         "name": key.name,
         "segment": key.segment,
         "micro_batch": key.micro_batch,
+        "row": row,
         "checksums": checksums,
     }
 

@@ -84,6 +84,8 @@ def root_record(config: Config, plan: Plan, *, threads: int, device: torch.devic
                 "unit": segment.unit,
                 "isomorphism": segment.isomorphism,
                 "parameters": list(segment.owns),
+                "state": segment.index in plan.layouts.state,
+                "frozen": segment.index in plan.layouts.frozen,
             }
             for segment in model.segments
         ],
@@ -94,6 +96,7 @@ def root_record(config: Config, plan: Plan, *, threads: int, device: torch.devic
             "dtype": config.model.dtype,
             "torch": torch.__version__,
             "update_device": str(device),
+            "deferred": plan.builder.deferred,
         },
     )
 

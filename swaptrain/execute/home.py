@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swaptrain.execute.layouts import Layouts
 from swaptrain.memory.slab import Slab
@@ -38,16 +38,19 @@ class StoreHome:
         *,
         micro_batches: int,
         deferred: bool = False,
+        verify: Literal["always", "first_read", "never"] = "first_read",
     ) -> None:
         self._spill = run_dir / "spill"
         self._static = run_dir / "static"
         self._layouts, self._io = layouts, io
         self._micro_batches = micro_batches
         self._deferred = deferred
+        self._verify = verify
         self.slots: dict[int, Slot] = {}
         """By segment: the slot with the newest version of its state."""
-        self.unverified: dict[tuple[Path, int | None], Sequence[int]] = {}
-        """Checksums of what this process has neither written nor read yet, by files and row."""
+        self.unverified: dict[tuple[Path, int | None], Sequence[int] | Sequence[Future[int]]] = {}
+        """Checksums that are compared at the next read, by files and row: of what this process has
+        neither written nor read yet, or, to verify always, of all that the disk holds."""
         self.scratch: dict[int, Slot] = {}
         """By segment, with commit_every > 1: its slot in the tree that is not live."""
         self.barrier: Callable[[], None] = lambda: None
@@ -107,8 +110,27 @@ class StoreHome:
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self.place(key)
-        checksums = self.unverified.pop((files.path, row), None)
-        return files.read(self._io, slab.memory, row=row, checksums=checksums)
+        checksums = self._expected(files, row)
+        return files.read(
+            self._io, slab.memory, row=row, checksums=checksums, segment=key.segment or None
+        )
+
+    def _expected(self, files: ArrayFiles, row: int | None) -> Sequence[int] | None:
+        """Return the checksums to compare a read with; what is read has been written to its end."""
+        if self._verify == "never":
+            return None
+        if self._verify == "first_read":
+            found = self.unverified.pop((files.path, row), None)
+        else:
+            found = self.unverified.get((files.path, row))
+        if found is None:
+            return None
+        return [sum if isinstance(sum, int) else sum.result() for sum in found]
+
+    def note_checksums(self, written: Write, checksums: Sequence[int]) -> None:
+        """Take note of the checksums of what a commit wrote; on the committer's thread."""
+        if self._verify == "always":
+            self.unverified[written.array.path, written.row] = list(checksums)
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self._spill_place(key)
@@ -131,6 +153,8 @@ class StoreHome:
         else:
             futures = files.write(self._io, slab.memory, row=row, flush=False)
         self._in_flight[files.path, row] = futures
+        if self._verify == "always":
+            self.unverified[files.path, row] = futures
         self._spilled.add(key)
         self._kept.discard(key)
         return futures
@@ -157,7 +181,8 @@ class StoreHome:
         """Take note that a commit writes the segment's state into `slot`, whole."""
         self.slots[segment] = slot
         for name, files in slot.arrays.items():
-            self.unverified.pop((files.path, None), None)
+            if self._verify != "always":  # else the commit may have noted its own by now
+                self.unverified.pop((files.path, None), None)
             self._spilled.discard(ObjectKey(Kind.STATE, name, segment))
             self._kept.discard(ObjectKey(Kind.STATE, name, segment))
 

@@ -69,6 +69,7 @@ class OpenRun:
             self._io,
             micro_batches=config.data.micro_batches,
             deferred=prepared.plan.builder.deferred,
+            verify=config.store.verify,
         )
 
     def open(self, *, fresh: bool, before: OptimizerConfig | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from swaptrain.errors import DamagedStoreError
+from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.execute.commits import Ledger
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
@@ -17,7 +17,7 @@ from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.record import read_record
 from swaptrain.store.recovery import Action, Decision, Found, decide
 from swaptrain.store.root import RootRecord
-from swaptrain.store.slots import Slots, frozen_slot
+from swaptrain.store.slots import Slot, Slots, frozen_slot
 
 __all__ = ["Position", "find_position"]
 
@@ -51,26 +51,30 @@ def find_position(
     """
     records = {k: _live_record(k, slots, home, root) for k in layouts.state}
     for k in layouts.frozen:
-        for name, sums in frozen_slot(slots.run_dir, k).read_record()["checksums"].items():
-            files, _ = home.place(ObjectKey(Kind.STATE, name, k))
-            home.unverified[files.path, None] = sums
+        _checked_record(k, frozen_slot(slots.run_dir, k), home, root)
     journal = deferred and root.commit_every == 1
-    kept = _kept_records(layouts, home, root) if journal else {}
+    torn: dict[int, DamagedStoreError] = {}
+    kept = _kept_records(layouts, home, root, torn) if journal else {}
     newest = max((int(record["version"]) for record in records.values()), default=0)
     lowest = min((k for k, r in records.items() if r["version"] == newest), default=0)
     interrupted = not journal and any(r["version"] != newest for r in records.values())
     handoff = _handoff(records[lowest], layouts) if interrupted else {}
+    torn.update(_damage(lowest, handoff, home))
     indices = [segment.index for segment in layouts.model.segments]
     found = Found(
         versions=tuple(int(records[k]["version"]) if k in records else None for k in indices),
         gradients=tuple(int(kept[k]["version"]) if k in kept else None for k in indices)
         if journal
         else None,
-        handoffs=frozenset({(lowest, newest)} if _verifies(handoff, home) else ()),
+        handoffs=frozenset({(lowest, newest)} if handoff and lowest not in torn else ()),
         commit_every=root.commit_every,
         root_step=root.step,
     )
-    decision = decide(found)
+    try:
+        decision = decide(found)
+    except DamagedStoreError as error:
+        # What a file that does not verify keeps from being understood, is said by its name.
+        raise next(iter(torn.values()), error) from error
     if decision.action is Action.CONTINUE:
         for key, sums in handoff.items():
             files, row = home.place(key)
@@ -91,27 +95,46 @@ def find_position(
 
 def _live_record(k: int, slots: Slots, home: StoreHome, root: RootRecord) -> Mapping[str, Any]:
     """Return the record of a segment's live slot, to which `home` is pointed."""
-    slot = slots.live(k)
-    record = slot.read_record()
+    home.slots[k] = slots.live(k)
+    return _checked_record(k, home.slots[k], home, root)
+
+
+def _checked_record(k: int, slot: Slot, home: StoreHome, root: RootRecord) -> Mapping[str, Any]:
+    """Return a slot's record, after a look at what it says of the slot's arrays."""
+    try:
+        record = slot.read_record()
+    except DamagedStoreError as error:
+        raise error.within(Where(segment=k)) from error
     if record["segment"] != k:
-        raise DamagedStoreError("a live name points to another segment's slot", segment=k)
+        raise DamagedStoreError(
+            f"the slot of a segment is one of segment {record['segment']}",
+            segment=k,
+            path=slot.path,
+        )
     if record["fingerprint"] != root.fingerprint:
         raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
-    home.slots[k] = slot
+    slot.check_arrays(record)
     for name, sums in record["checksums"].items():
-        home.unverified[slot.array(name).path, None] = sums
+        home.unverified[home.place(ObjectKey(Kind.STATE, name, k))[0].path, None] = sums
     return record
 
 
 def _kept_records(
-    layouts: Layouts, home: StoreHome, root: RootRecord
+    layouts: Layouts,
+    home: StoreHome,
+    root: RootRecord,
+    torn: dict[int, DamagedStoreError],
 ) -> dict[int, Mapping[str, Any]]:
-    """Return the records of what is kept that verify; a torn one is as if it were absent."""
+    """Return the records of what is kept that verify; a torn one is as if it were absent.
+
+    What is wrong with those goes into `torn`.
+    """
     records: dict[int, Mapping[str, Any]] = {}
     for k in layouts.state:
         try:
             record = read_record(home.kept_record(k))
-        except DamagedStoreError:
+        except DamagedStoreError as error:
+            torn[k] = error.within(Where(segment=k))
             continue
         if record["fingerprint"] == root.fingerprint and record["segment"] == k:
             records[k] = record
@@ -122,10 +145,13 @@ def _adopt_sums(
     layouts: Layouts, home: StoreHome, root: RootRecord, decision: Decision, micro_batches: int
 ) -> None:
     """Take over what the waves before the last one have summed: `micro_batches` of the step."""
-    records = _kept_records(layouts, home, root)
+    torn: dict[int, DamagedStoreError] = {}
+    records = _kept_records(layouts, home, root, torn)
     for k in layouts.state:
         if k > decision.segment:
             continue
+        if k in torn:
+            raise torn[k]
         record = records.get(k, {"version": -1})
         if record["version"] != decision.step or record["micro_batches"] != micro_batches:
             raise DamagedStoreError(
@@ -157,18 +183,24 @@ def _handoff(record: Mapping[str, Any], layouts: Layouts) -> dict[ObjectKey, lis
     return handoff
 
 
-def _verifies(handoff: Mapping[ObjectKey, list[int]], home: StoreHome) -> bool:
-    """Whether every gradient of a hand-off is on the disk as its record says."""
+def _damage(
+    segment: int, handoff: Mapping[ObjectKey, list[int]], home: StoreHome
+) -> dict[int, DamagedStoreError]:
+    """Return what is wrong with the hand-off of a segment, if a gradient of it does not verify."""
     for key, sums in handoff.items():
         files, row = home.gradient_place(key)
-        for path, expected in zip(files.files(row), sums, strict=True):
+        for chunk, (path, expected) in enumerate(zip(files.files(row), sums, strict=True)):
             try:
                 content = np.fromfile(path, np.uint8)
             except FileNotFoundError:
-                return False
+                content = np.empty(0, np.uint8)
             if xxhash.xxh3_64_intdigest(content.data) != expected:
-                return False
-    return True
+                what = "a gradient of the hand-off, without which its step cannot go on, is damaged"
+                error = DamagedStoreError(
+                    what, segment=segment, array=key.name, chunk=chunk, path=path
+                )
+                return {segment: error}
+    return {}
 
 
 def _ledger(records: Mapping[int, Mapping[str, Any]], step: int) -> Ledger:

@@ -12,7 +12,7 @@ import zarr
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import Buffer
 
-from swaptrain.errors import DamagedStoreError
+from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.bfloat16 import register
 from swaptrain.store.direct import DirectIO
@@ -112,14 +112,17 @@ class ArrayFiles:
         *,
         row: int | None = None,
         checksums: Sequence[int] | None = None,
+        segment: int | None = None,
     ) -> list[Future[None]]:
-        """Read the array, or one row, into a buffer of exactly its bytes: a future per chunk."""
+        """Read the array, or one row, into a buffer of exactly its bytes: a future per chunk.
+
+        Errors name `segment`, the array and the chunk.
+        """
         expected = checksums if checksums is not None else [None] * self.chunks
+        parts = zip(self.files(row), self._parts(buffer), expected, strict=True)
         return [
-            io.read(file, part, checksum=checksum)
-            for file, part, checksum in zip(
-                self.files(row), self._parts(buffer), expected, strict=True
-            )
+            io.read(file, part, checksum=checksum, where=Where(segment, self.name, chunk))
+            for chunk, (file, part, checksum) in enumerate(parts)
         ]
 
     def write(

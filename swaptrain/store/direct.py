@@ -8,13 +8,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import xxhash
 
-from swaptrain.errors import DamagedStoreError, RunError
+from swaptrain.errors import DamagedStoreError, RunError, Where
 from swaptrain.store.files import flush_file, run_error
 
 __all__ = ["DirectIO"]
@@ -63,15 +64,21 @@ class DirectIO:
         return self.threads * PIECE_BYTES if self._buffered_devices else 0
 
     def read(
-        self, path: Path, buffer: memoryview, *, offset: int = 0, checksum: int | None = None
+        self,
+        path: Path,
+        buffer: memoryview,
+        *,
+        offset: int = 0,
+        checksum: int | None = None,
+        where: Where | None = None,
     ) -> Future[None]:
         """Fill `buffer` from `offset` of a file; compare its xxh3-64 if `checksum` is given.
 
-        The future raises DamagedStoreError, with the path, if the file is missing, too short or has
-        another checksum; RunError if the disk fails.
+        The future raises DamagedStoreError, with the path and `where`, if the file is missing, too
+        short or has another checksum; RunError if the disk fails.
         """
         _check_alignment(buffer, offset)
-        return self._executor.submit(self._read, path, buffer, offset, checksum)
+        return self._executor.submit(self._read, path, buffer, offset, checksum, where or Where())
 
     def write(
         self,
@@ -108,11 +115,14 @@ class DirectIO:
     ) -> None:
         self.close()
 
-    def _read(self, path: Path, buffer: memoryview, offset: int, checksum: int | None) -> None:
+    def _read(
+        self, path: Path, buffer: memoryview, offset: int, checksum: int | None, where: Where
+    ) -> None:
+        of = asdict(where)
         try:
             done = self._transfer(path, os.O_RDONLY, buffer, offset, os.preadv, flush=False)
         except FileNotFoundError as error:
-            raise DamagedStoreError("a file of the store is missing", path=path) from error
+            raise DamagedStoreError("a file of the store is missing", path=path, **of) from error
         except OSError as error:
             raise run_error(error, path, "read") from error
         if done < len(buffer):
@@ -120,12 +130,15 @@ class DirectIO:
                 f"a file of the store is too short: {len(buffer)} bytes expected at {offset}, "
                 f"{done} found",
                 path=path,
+                **of,
             )
         if checksum is not None:
             found = xxhash.xxh3_64_intdigest(buffer)
             if found != checksum:
                 raise DamagedStoreError(
-                    f"a checksum is wrong: {checksum:016x} expected, {found:016x} found", path=path
+                    f"a checksum is wrong: {checksum:016x} expected, {found:016x} found",
+                    path=path,
+                    **of,
                 )
         with self._lock:
             self._read_bytes += done

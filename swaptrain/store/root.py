@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 import zarr
 from numpy.typing import NDArray
 
-from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.errors import ConfigError, DamagedStoreError, Where
 from swaptrain.store.bfloat16 import numpy_dtype, register
 from swaptrain.store.files import (
     existing_parent,
@@ -28,8 +29,8 @@ from swaptrain.store.files import (
 )
 from swaptrain.store.record import encode_record, read_record
 
-__all__ = ["FORMAT", "RootRecord", "create_root", "ensure_group", "free_bytes", "link_static"]
-__all__ += ["read_buffers", "read_root", "refuse_tmpfs", "segments_directory"]
+__all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
+__all__ += ["link_static", "read_buffers", "read_root", "refuse_tmpfs", "segments_directory"]
 __all__ += ["tree_directory", "write_buffers"]
 
 FORMAT = 1
@@ -121,6 +122,12 @@ def write_buffers(
         for key, value in buffers.items():
             # A copy in row-major order; ascontiguousarray would turn 0-D into 1-D.
             group.create_array(key, data=np.array(value, order="C"), compressors=None)
+        sums = {
+            str(file.relative_to(directory)): xxhash.xxh3_64_intdigest(file.read_bytes())
+            for file in sorted(directory.rglob("*"))
+            if file.is_file() and file.parent != directory
+        }
+        (directory / "zarr.json").write_bytes(encode_record({"checksums": sums}))
     except OSError as error:
         needed_bytes = sum(value.nbytes for value in buffers.values())
         raise run_error(error, directory, "write", needed_bytes) from error
@@ -129,16 +136,43 @@ def write_buffers(
 
 
 def read_buffers(run_dir: Path, *, name: str = "buffers") -> dict[str, NDArray[Any]]:
-    """Return the arrays that `write_buffers` wrote; none if it was never called."""
+    """Return the arrays that `write_buffers` wrote; none if it was never called.
+
+    Raises DamagedStoreError.
+    """
     register()
     directory = run_dir / "static" / name
     if not directory.exists():
         return {}
+    for damage in damaged_buffers(run_dir, name=name):
+        raise damage
     group = zarr.open_group(directory, mode="r")
     return {
         key: np.asarray(array[...]).astype(numpy_dtype(str(array.metadata.to_dict()["data_type"])))
         for key, array in group.arrays()
     }
+
+
+def damaged_buffers(run_dir: Path, *, name: str = "buffers") -> Iterator[DamagedStoreError]:
+    """Yield what is wrong with the files that `write_buffers` wrote, by their record."""
+    directory = run_dir / "static" / name
+    try:
+        sums = read_record(directory / "zarr.json").get("checksums", {})
+    except DamagedStoreError as error:
+        yield error.within(Where(array=name))
+        return
+    for relative, expected in sums.items():
+        file = directory / relative
+        array = f"{name}/{Path(relative).parts[0]}"
+        try:
+            found = xxhash.xxh3_64_intdigest(file.read_bytes())
+        except FileNotFoundError:
+            yield DamagedStoreError("a file of the store is missing", array=array, path=file)
+            continue
+        except OSError as error:
+            raise run_error(error, file, "read") from error
+        if found != expected:
+            yield DamagedStoreError("a checksum is wrong", array=array, path=file)
 
 
 def link_static(run_dir: Path, name: str) -> None:

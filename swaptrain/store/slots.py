@@ -6,13 +6,15 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swaptrain.errors import DamagedStoreError, RunError
+import xxhash
+
+from swaptrain.errors import DamagedStoreError, RunError, Where
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.files import (
     allocate,
@@ -70,8 +72,37 @@ class Slot:
         return read_record(self.record_path)
 
     def write_record(self, attributes: dict[str, Any]) -> None:
-        """Overwrite the record in place and flush it; raises RunError."""
+        """Overwrite the record in place and flush it; raises RunError.
+
+        It also says what the metadata of the arrays is, which nothing but the record could verify.
+        """
+        attributes = {**attributes, "metadata": self.metadata}
         write_record(self.record_path, attributes, self.record_path.stat().st_size)
+
+    @cached_property
+    def metadata(self) -> dict[str, int]:
+        """By array: the xxh3-64 of its zarr.json, which stays as it is once the slot exists."""
+        return {
+            name: xxhash.xxh3_64_intdigest((files.path / "zarr.json").read_bytes())
+            for name, files in self.arrays.items()
+        }
+
+    def check_arrays(self, record: Mapping[str, Any]) -> None:
+        """Compare the arrays that are there with the record; raises DamagedStoreError."""
+        for name, checksums in record["checksums"].items():
+            of = Where(record["segment"], name)
+            path = self.path / name / "zarr.json"
+            expected = record.get("metadata", {}).get(name)
+            try:
+                files = ArrayFiles.open(path.parent)
+                if expected is not None:
+                    content = path.read_bytes()
+                    if xxhash.xxh3_64_intdigest(content) != expected:
+                        raise DamagedStoreError("an array's metadata does not verify", path=path)
+                if files.chunks != len(checksums):
+                    raise DamagedStoreError("an array has another size than its record", path=path)
+            except DamagedStoreError as error:
+                raise error.within(of) from error
 
     def create(self, layout: SegmentLayout, record_bytes: int, *, flush: bool = True) -> None:
         """Make the directory, its arrays and a blank record, durably if `flush`; keep what exists.
@@ -124,12 +155,15 @@ class Slots:
         folder = self.run_dir / "slots"
         present = sorted(path.name for path in folder.glob(f"{shape_class}-*"))
         names = [f"{shape_class}-{number:03d}" for number in range(count)]
+        live = self._live_ids((self.tree() or TREES[0]) if self._trees else None)
         slots = []
         for name in [*names, *(name for name in present if name not in names)]:
             slot = Slot(folder / name)
             if name in names:
                 self._place(slot.path)
-                slot.create(layout, record_bytes, flush=False)
+                # A live slot is what the last commit left: what is missing there is not made up.
+                if name not in live:
+                    slot.create(layout, record_bytes, flush=False)
             slots.append(slot)
         for disk in (folder, *self._paths):
             flush_file_system(disk)
@@ -231,11 +265,12 @@ class Slots:
     def _link(self, segment: int, tree: str | None) -> Path:
         return segments_directory(self.run_dir, tree) / f"{segment:03d}"
 
-    def _live_ids(self) -> set[str]:
-        trees: tuple[str | None, ...] = TREES if self._trees else (None,)
+    def _live_ids(self, *trees: str | None) -> set[str]:
+        """Return the slots that have a live name in these trees, or in any."""
+        every: tuple[str | None, ...] = TREES if self._trees else (None,)
         return {
             Path(os.readlink(link)).name
-            for tree in trees
+            for tree in trees or every
             for link in segments_directory(self.run_dir, tree).iterdir()
             if link.is_symlink() and link.suffix != ".next"
         }
