@@ -68,6 +68,15 @@ def _train(
             help="Resume though the learning rate, its schedule or the weight decay differ.",
         ),
     ] = False,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from-step",
+            metavar="N",
+            help="Go back to the snapshot of step N (store.keep) and train on from there; all that "
+            "came after it is lost.",
+        ),
+    ] = None,
 ) -> Action:
     """Train a model that fits neither in GPU memory nor in RAM, from an SSD.
 
@@ -75,11 +84,13 @@ def _train(
     """
 
     def action() -> None:
+        if fresh and from_step is not None:
+            raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
         loaded = _load(config, overrides)
         _tune_malloc()
         from swaptrain.execute.train import train
 
-        train(loaded, fresh=fresh, accept_change=accept_change)
+        train(loaded, fresh=fresh, accept_change=accept_change, from_step=from_step)
 
     return action
 

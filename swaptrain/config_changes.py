@@ -20,6 +20,7 @@ _FREE = (
     "memory.device",
     "memory.host",
     "run",
+    "store.keep",
     "store.paths",
     "store.verify",
     "train.steps",

@@ -29,7 +29,14 @@ from swaptrain.config_yaml import dump_yaml, plain
 from swaptrain.units import GIB, KIB, MIB, exact_size, format_size
 
 __all__ = ["Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
-__all__ += ["OptimizerConfig", "RunConfig", "ScheduleConfig", "Section", "StoreConfig"]
+__all__ += [
+    "KeepConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "StoreConfig",
+]
 __all__ += ["TrainConfig"]
 
 _PAGE_BYTES = 4096
@@ -213,6 +220,17 @@ class MemoryConfig(Section):
     """Largest state of one segment. null: chosen from the budgets at creation, and recorded."""
 
 
+class KeepConfig(Section):
+    """Snapshots of earlier steps, to which `--from-step N` goes back."""
+
+    every: Positive
+    """A snapshot is made of each step whose number is a multiple of this. With `commit_every` > 1
+    such a step is committed."""
+    last: Positive = 2
+    """How many are kept; the oldest goes when there is one more. Each takes the disk of the state
+    once more, reserved at the start."""
+
+
 class StoreConfig(Section):
     """Where the training state lies on disk, and how often it becomes durable."""
 
@@ -227,6 +245,8 @@ class StoreConfig(Section):
     """When the checksum of a chunk is compared as it is read. first_read: once for what an earlier
     process wrote; always: also each time for what this process wrote itself; never: not at all (a
     chunk that is missing or too short stops the run in any case)."""
+    keep: KeepConfig | None = None
+    """null: no snapshots are made; those that a run has stay until they are deleted."""
 
     @model_validator(mode="after")
     def _check(self) -> StoreConfig:

@@ -68,9 +68,9 @@ def test_training_gets_the_config_and_its_options(calls: Calls, job: str) -> Non
     _, (config,), options = calls[1]
     assert isinstance(config, Config)
     assert (config.train.steps, config.train.seed) == (7, 3)
-    assert options == {"fresh": True, "accept_change": False}
+    assert options == {"fresh": True, "accept_change": False, "from_step": None}
     assert main(["train.steps=7", "--accept-change", f"--config={job}"]) == 0
-    assert calls[3][2] == {"fresh": False, "accept_change": True}
+    assert calls[3][2] == {"fresh": False, "accept_change": True, "from_step": None}
 
 
 def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:

@@ -30,26 +30,22 @@ from swaptrain.store.root import RootRecord, write_buffers
 from swaptrain.store.slots import Slot, Slots, create_frozen
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Creation", "disk_bytes", "open_slots", "root_record", "slot_counts"]
+__all__ = ["Creation", "open_slots", "other_bytes", "root_record", "slot_counts"]
 
 
-def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool) -> None:
-    """Make sure that the slots of a run exist: one per segment, and the spares of each class."""
+def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool, snapshots: int) -> None:
+    """Make sure that the slots of a run exist: those of `slot_counts`, and no free ones more."""
     # Of one wave, the largest there can be: the record's size stays when the wave changes.
     handoff = largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
-    for members, count in slot_counts(layouts, trees=trees):
+    for members, count in slot_counts(layouts, trees=trees, snapshots=snapshots):
         record = max(_record_bytes(plan, k, handoff) for k in members)
         slots.create(layouts.state[members[0]], count, record_bytes=record)
 
 
-def disk_bytes(plan: Plan, home: StoreHome, *, trees: bool) -> int:
-    """Return the bytes that a run reserves on its disks, without the data."""
-    slots = sum(
-        plan.layouts.state[members[0]].nbytes * count
-        for members, count in slot_counts(plan.layouts, trees=trees)
-    )
+def other_bytes(plan: Plan, home: StoreHome) -> int:
+    """Return the bytes that a run reserves in its directory beside the slots and the data."""
     spilled = home.disk_bytes(waves=keeps_sums(plan.builder))
-    return slots + sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
+    return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
 
 
 def keeps_sums(builder: StepBuilder) -> bool:
@@ -57,20 +53,22 @@ def keeps_sums(builder: StepBuilder) -> bool:
     return builder.wave < builder.micro_batches and not builder.deferred
 
 
-def slot_counts(layouts: Layouts, *, trees: bool) -> list[tuple[list[int], int]]:
+def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:
     """Return the segments of each shape class, and how many slots the class has.
 
     A class of three and more segments has two spares, so that the next commit's writes can begin
     while the last one is made durable; a smaller one has one; with two trees each segment has two
-    slots.
+    slots. Each snapshot that may exist takes a slot per segment more. That is enough: a new one
+    shares all of its slots with the live state until the oldest is dropped.
     """
     by_class: dict[str, list[int]] = {}
     for k, layout in layouts.state.items():
         by_class.setdefault(layout.shape_class, []).append(k)
-    return [
-        (members, 2 * len(members) if trees else len(members) + (2 if len(members) >= 3 else 1))
-        for members in by_class.values()
-    ]
+    counts = []
+    for members in by_class.values():
+        spares = len(members) if trees else (2 if len(members) >= 3 else 1)
+        counts.append((members, (1 + snapshots) * len(members) + spares))
+    return counts
 
 
 def root_record(config: Config, plan: Plan, *, threads: int, device: torch.device) -> RootRecord:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from swaptrain.config import Config
 from swaptrain.data.corpus import find_files
 from swaptrain.errors import ConfigError
-from swaptrain.execute.create import disk_bytes, slot_counts
+from swaptrain.execute.create import other_bytes, slot_counts
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.planning import Plan
 from swaptrain.store.files import existing_parent
+from swaptrain.store.holds import snapshot_paths
 from swaptrain.store.root import free_bytes
 from swaptrain.units import format_size
 
 __all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
+__all__ += ["snapshot_count"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class DiskNeed:
 
     path: Path
     slots_bytes: int
+    snapshots_bytes: int
+    """Of the slots: those that are there for snapshots."""
     spill_bytes: int
     """Values, gradients, accumulators, frozen weights: what lies outside of the slots."""
     data_bytes: int
@@ -35,47 +40,70 @@ class DiskNeed:
         return self.slots_bytes + self.spill_bytes + self.data_bytes
 
 
+def snapshot_count(config: Config) -> int:
+    """Return how many snapshots a run may have at a time; without `store.keep` those it has."""
+    keep = config.store.keep
+    return keep.last if keep is not None else len(snapshot_paths(config.run.dir))
+
+
 def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) -> list[DiskNeed]:
     """Return what the run takes in `run.dir` (first) and in each of `store.paths`.
 
     Slots go to the paths in turn, in the order of their creation.
     """
-    trees = config.store.commit_every > 1
-    paths = list(config.store.paths or (config.run.dir,))
-    slots = dict.fromkeys(paths, 0)
-    number = 0
-    for members, count in slot_counts(plan.layouts, trees=trees):
-        for _ in range(count):
-            slots[paths[number % len(paths)]] += plan.layouts.state[members[0]].nbytes
-            number += 1
-    rest_bytes = disk_bytes(plan, home, trees=trees) - sum(slots.values())
+    trees, snapshots = config.store.commit_every > 1, snapshot_count(config)
     run_dir = config.run.dir
-    needs = [DiskNeed(run_dir, slots.pop(run_dir, 0), rest_bytes, data_bytes)]
-    return needs + [DiskNeed(path, nbytes, 0, 0) for path, nbytes in slots.items()]
+    paths = list(config.store.paths or (run_dir,))
+    slots, kept = dict.fromkeys([run_dir, *paths], 0), dict.fromkeys([run_dir, *paths], 0)
+    number = 0
+    for members, count in slot_counts(plan.layouts, trees=trees, snapshots=snapshots):
+        nbytes = plan.layouts.state[members[0]].nbytes
+        for index in range(count):
+            path = paths[number % len(paths)]
+            slots[path] += nbytes
+            kept[path] += nbytes if index < snapshots * len(members) else 0
+            number += 1
+    other = {run_dir: (other_bytes(plan, home), data_bytes)}
+    return [DiskNeed(path, slots[path], kept[path], *other.get(path, (0, 0))) for path in slots]
 
 
 def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
     """Raise ConfigError where a disk has less free than the run needs of it.
 
-    What a run that is started over, or whose creation goes on, holds in `run_dir` counts as free.
+    What the run holds there already counts as free: it is used, or deleted when it is started over.
     """
     by_disk: dict[int, list[DiskNeed]] = {}
     for need in needs:
         by_disk.setdefault(existing_parent(need.path).stat().st_dev, []).append(need)
-    holds = (run_dir / "slots").is_dir()
-    held_device = run_dir.stat().st_dev if holds else None
+    reserved = _reserved_bytes(run_dir)
     for device, group in by_disk.items():
         needed_bytes = sum(need.total_bytes for need in group)
-        room_bytes = free_bytes(group[0].path)
-        if device == held_device:
-            room_bytes += occupied_bytes(run_dir)
+        room_bytes = free_bytes(group[0].path) + reserved.get(device, 0)
         if needed_bytes > room_bytes:
             names = ", ".join(str(need.path) for need in group)
             key = "run.dir" if group[0].path == run_dir else "store.paths"
-            raise ConfigError(
-                f"{names}: the run needs {format_size(needed_bytes)} of disk there, "
-                f"{format_size(room_bytes)} are free: make room, or set {key} to another disk"
-            )
+            snapshots_bytes = sum(need.snapshots_bytes for need in group)
+            text = f"{names}: the run needs {format_size(needed_bytes)} of disk there, "
+            ways = "make room"
+            if snapshots_bytes:
+                text += f"{format_size(snapshots_bytes)} of it for snapshots, "
+                ways += ", lower store.keep.last"
+            if reserved:
+                text += f"{format_size(reserved.get(device, 0))} of it are the run's already, "
+            text += f"{format_size(free_bytes(group[0].path))} are free: {ways}"
+            raise ConfigError(f"{text}, or set {key} to another disk" if not reserved else text)
+
+
+def _reserved_bytes(run_dir: Path) -> dict[int, int]:
+    """Return the bytes that a run has reserved for its state, by device; data not included."""
+    reserved: dict[int, int] = {}
+    slots = [path.resolve() for path in (run_dir / "slots").glob("*")]
+    for folder in (*slots, run_dir / "static", run_dir / "spill"):
+        for path in folder.rglob("*"):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                reserved[status.st_dev] = reserved.get(status.st_dev, 0) + status.st_size
+    return reserved
 
 
 def estimated_data_bytes(config: Config) -> int:

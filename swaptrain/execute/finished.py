@@ -7,11 +7,14 @@ from pathlib import Path
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
+from swaptrain.execute.go_back import INTENT
+from swaptrain.store.direct import DirectIO
 from swaptrain.store.record import read_record
 from swaptrain.store.root import RootRecord, segments_directory
-from swaptrain.store.slots import TREES
+from swaptrain.store.slot_bytes import copy_slot
+from swaptrain.store.slots import TREES, Slots
 
-__all__ = ["begun_otherwise", "finished_step", "finished_text", "start_over"]
+__all__ = ["begun_otherwise", "finished_step", "finished_text", "separate", "start_over"]
 
 
 def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
@@ -44,6 +47,23 @@ def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
     return False
 
 
+def separate(slots: Slots, segment: int, io: DirectIO, *, version: int) -> bool:
+    """Give a live slot that a snapshot holds to the snapshot alone: the live one becomes a copy.
+
+    Returns whether there was anything to be done. Doing it again after a kill does the rest: both
+    slots hold the same at every moment. Raises RunError, DamagedStoreError.
+    """
+    tree = slots.tree()
+    live = slots.live(segment, tree=tree)
+    if not slots.is_held(live):
+        return False
+    spare = slots.take(live.id.rpartition("-")[0])
+    assert spare is not None, "a snapshot that shares the live slots leaves as many free"
+    copy_slot(live, spare, io, segment=segment, version=version)
+    slots.switch(segment, spare, tree=tree)
+    return True
+
+
 def finished_text(run_dir: Path, step: int) -> str:
     """Return what the command says at the end: where the run is and what to try next."""
     start = "python -m swaptrain"
@@ -61,7 +81,7 @@ def start_over(run_dir: Path) -> None:
     The slots go before the names that point to them: what a kill leaves of it is never taken for a
     store that is being created.
     """
-    for name in ("spill", "slots", "static", "trees", "store", "scratch"):
+    for name in ("spill", "slots", "snapshots", "static", "trees", "store", "scratch"):
         path = run_dir / name
         if path.is_symlink():
             path.unlink()
@@ -70,5 +90,5 @@ def start_over(run_dir: Path) -> None:
                 if slot.is_symlink():
                     shutil.rmtree(slot.resolve(), ignore_errors=True)
             shutil.rmtree(path)
-    for name in ("metrics.jsonl", "config.yaml"):
+    for name in ("metrics.jsonl", "config.yaml", INTENT):
         (run_dir / name).unlink(missing_ok=True)

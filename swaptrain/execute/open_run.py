@@ -11,10 +11,11 @@ from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.create import Creation, open_slots, root_record
-from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
+from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, snapshot_count
 from swaptrain.execute.executor import Executor
-from swaptrain.execute.finished import begun_otherwise, start_over
+from swaptrain.execute.finished import begun_otherwise, separate, start_over
 from swaptrain.execute.floor import step_floor
+from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.planning import Plan
@@ -36,6 +37,13 @@ from swaptrain.store.files import write_aside
 from swaptrain.store.recovery import flush_everything
 from swaptrain.store.root import RootRecord, create_root
 from swaptrain.store.slots import Slots
+from swaptrain.store.snapshots import (
+    Snapshot,
+    Snapshots,
+    clear_unfinished,
+    drop_snapshots,
+    list_snapshots,
+)
 from swaptrain.units import format_size
 
 __all__ = ["OpenRun"]
@@ -72,17 +80,24 @@ class OpenRun:
             verify=config.store.verify,
         )
 
-    def open(self, *, fresh: bool, before: OptimizerConfig | None) -> None:
+    def open(
+        self, *, fresh: bool, before: OptimizerConfig | None, back_to: Snapshot | None
+    ) -> None:
         """Create the store or find the position in it; afterwards `training` is ready to run.
 
-        `before` is the optimizer that an existing run has been trained with. Raises ConfigError
-        before anything is written.
+        `before` is the optimizer that an existing run has been trained with; `back_to` the snapshot
+        that it goes back to first. Raises ConfigError before anything is written.
         """
         config, plan, run_dir = self._config, self._prepared.plan, self._run_dir
-        if self._root is None:
-            estimate = estimated_data_bytes(config)
-            check_disk(disk_needs(config, plan, self._home, data_bytes=estimate), run_dir)
+        estimate = estimated_data_bytes(config) if self._root is None else 0
+        check_disk(disk_needs(config, plan, self._home, data_bytes=estimate), run_dir)
+        if back_to is not None:
+            assert self._root is not None, "a snapshot is one of a run that exists"
+            self._progress.note(f"verifying the snapshot of step {back_to.step}")
+            verify_snapshot(back_to, self._root, self._io, self._stop.check_after)
         data, evaluation = self._open_data(fresh)
+        if back_to is not None and self._root is not None:
+            self._root = go_back(run_dir, back_to, self._root, self._progress.note)
         fingerprint = plan.captured.model.fingerprint
         if fresh or (self._root is None and begun_otherwise(run_dir, fingerprint)):
             start_over(run_dir)
@@ -108,10 +123,22 @@ class OpenRun:
         release()
 
     def finish(self) -> None:
-        """Delete what only training needs: spares, values, hand-offs."""
-        self.training.commits.drain()
-        if self.training.trees is not None:
-            self.training.trees.finish()
+        """Delete what only training needs: spares, values, hand-offs.
+
+        A last step that is also a snapshot gets slots of its own first, so that it is on the disk
+        twice. A kill in the middle is completed by the next start.
+        """
+        training = self.training
+        training.commits.drain()
+        if training.trees is not None:
+            training.trees.finish()
+        assert self._tier is not None, "training used it"
+        self._tier.close()
+        self._pool.trim()
+        step = training.step - 1
+        for k in self._prepared.plan.layouts.state:
+            if separate(self._slots, k, self._io, version=step):
+                self._stop.check_after(f"copying segment {k} beside the snapshot of step {step}")
         self._slots.delete_free()
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
 
@@ -142,10 +169,14 @@ class OpenRun:
 
     def _open_store(self) -> RootRecord:
         """Reserve the space of the whole run; write version 0 if the run begins."""
-        plan, run_dir = self._prepared.plan, self._run_dir
+        plan, run_dir, keep = self._prepared.plan, self._run_dir, self._config.store.keep
         flush_everything(run_dir)
+        clear_unfinished(run_dir)
         self._slots = Slots(run_dir, self._config.store.paths, trees=self._trees)
-        open_slots(self._slots, plan.layouts, plan, trees=self._trees)
+        if keep is not None:
+            drop_snapshots(self._slots, list_snapshots(run_dir)[: -keep.last])
+        count = snapshot_count(self._config)
+        open_slots(self._slots, plan.layouts, plan, trees=self._trees, snapshots=count)
         creation = Creation(run_dir, plan, self._slots, self._home, self._io)
         root = self._root
         if root is None:
@@ -207,9 +238,26 @@ class OpenRun:
             plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
         )
         metrics = self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
-        trees, steps = None, config.train.steps
+        trees, steps, keep = None, config.train.steps, config.store.keep
         if self._trees:
-            trees = Trees(plan.layouts, self._slots, self._home, commits, root, last_step=steps)
+            trees = Trees(
+                plan.layouts,
+                self._slots,
+                self._home,
+                commits,
+                root,
+                last_step=steps,
+                keep_every=keep.every if keep is not None else None,
+            )
+        snapshots = None
+        if keep is not None:
+            snapshots = Snapshots(
+                self._slots,
+                list(plan.layouts.state),
+                every=keep.every,
+                last=keep.last,
+                root=root,
+            )
         self._progress.note(self._summary(plan))
         segments = len(plan.captured.model.segments)
         self._progress.start(steps, position.decision.step, segments)
@@ -229,6 +277,7 @@ class OpenRun:
             report=self._progress.step_done,
             floor_s=floor,
             change=change,
+            snapshots=snapshots,
         )
 
     def _measured_plan(self) -> Plan:

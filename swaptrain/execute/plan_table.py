@@ -89,11 +89,14 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
         ),
     )
     for need, free_bytes in zip(report.disk, report.free_disk_bytes, strict=True):
+        kept = f"{size(need.snapshots_bytes)} of them for snapshots, "
+        if not need.snapshots_bytes:
+            kept = ""
         yield (
             "disk",
             (
                 f"{need.path}: {size(need.total_bytes)} ({size(need.slots_bytes)} of slots, "
-                f"{size(need.spill_bytes)} of spill, {size(need.data_bytes)} of tokens), "
+                + f"{kept}{size(need.spill_bytes)} of spill, {size(need.data_bytes)} of tokens), "
                 f"{size(free_bytes)} free"
             ),
         )

@@ -10,6 +10,7 @@ import torch
 from swaptrain.config import Config, check_resume
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.execute.finished import finished_step, finished_text
+from swaptrain.execute.go_back import INTENT, complete_going_back, find_snapshot
 from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.stopping import StopRequest
@@ -20,8 +21,16 @@ from swaptrain.store.root import RootRecord, read_root
 __all__ = ["train"]
 
 
-def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -> None:
+def train(
+    config: Config,
+    *,
+    fresh: bool = False,
+    accept_change: bool = False,
+    from_step: int | None = None,
+) -> None:
     """Train as `config` says, from the beginning or from where its run directory stopped.
+
+    With `from_step` the run goes back to the snapshot of that step first.
 
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
@@ -37,11 +46,19 @@ def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -
         ExitStack() as held,
     ):
         # A run that another process trains is refused at once, not after the model's capture.
-        lock = held.enter_context(RunLock(run_dir)) if (run_dir / "lock").exists() else None
+        exists = (run_dir / "lock").exists() or (run_dir / INTENT).exists()
+        lock = held.enter_context(RunLock(run_dir)) if exists else None
         root = None if fresh else read_root(run_dir)
-        if root is not None and (step := finished_step(run_dir, root, config)) is not None:
-            progress.finish(finished_text(run_dir, step))
-            return
+        if root is not None:
+            root = complete_going_back(run_dir, root, progress.note)
+        back_to = None
+        if from_step is not None:
+            back_to = find_snapshot(run_dir, root, from_step)
+        elif root is not None:
+            step = finished_step(run_dir, root, config)
+            if step is not None:
+                progress.finish(finished_text(run_dir, step))
+                return
         prepared = Prepared(config, root, progress.note)
         if root is not None:
             _check_choices(root, prepared, progress)
@@ -54,7 +71,7 @@ def train(config: Config, *, fresh: bool = False, accept_change: bool = False) -
         try:
             run = OpenRun(config, prepared, root, progress, stop)
             held.callback(run.close)
-            run.open(fresh=fresh, before=before)
+            run.open(fresh=fresh, before=before, back_to=back_to)
         except ConfigError:
             lock.withdraw()
             raise

@@ -26,6 +26,7 @@ from swaptrain.observe.metrics import MetricsFile, StepMetrics
 from swaptrain.program.instructions import Program
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.recovery import Action
+from swaptrain.store.snapshots import Snapshots
 
 __all__ = ["Change", "Evaluation", "Training"]
 
@@ -70,6 +71,7 @@ class Training:
     floor_s: Callable[[int, int, float, float], float | None]
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
     change: Change | None = None
+    snapshots: Snapshots | None = None
     step: int = 0
     """The step that is being done, or the next one."""
 
@@ -103,6 +105,8 @@ class Training:
             self.commits.adopt_handoff(self.position.handoff)
             self._step(self.step, decision.segment)
             self.step += 1
+        else:
+            self._keep(decision.done)  # a kill may have come before it
 
     def _finish_before_change(self, change: Change) -> None:
         """Do what is left of the interrupted step under the optimizer that began it."""
@@ -158,7 +162,18 @@ class Training:
             resumed=top is not None,
         )
         self.commits.then(lambda: self.metrics.append(row))
+        self._keep(step)
         self.report(row)
+
+    def _keep(self, step: int) -> None:
+        """Have a snapshot made of `step`, the last one done, if one is due.
+
+        Behind everything of the step and before anything of the next one: what is live then is it.
+        """
+        snapshots = self.snapshots
+        if snapshots is not None and snapshots.due(step):
+            self._flush(step)
+            self.commits.then(lambda: snapshots.make(step))
 
     def _state(self, step: int) -> StepState:
         """Return what a step's instructions mean; a deferred update is of the step before."""

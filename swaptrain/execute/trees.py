@@ -10,7 +10,7 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.store.files import flush_directory
 from swaptrain.store.root import RootRecord, create_root, segments_directory
-from swaptrain.store.slots import TREES, Slot, Slots
+from swaptrain.store.slots import Slot, Slots
 
 __all__ = ["Trees"]
 
@@ -19,7 +19,8 @@ class Trees:
     """Between commits, state that leaves memory goes to the tree that is not live.
 
     The committing step writes every segment there, then the root, and switches. Recovery reads the
-    live tree only. `last_step`, the run's, is committed whatever its number.
+    live tree only. `last_step`, the run's, is committed whatever its number, and so is every step
+    of which a snapshot is made, each `keep_every` steps.
     """
 
     def __init__(
@@ -31,34 +32,33 @@ class Trees:
         root: RootRecord,
         *,
         last_step: int,
+        keep_every: int | None,
     ) -> None:
         self._layouts, self._slots, self._home = layouts, slots, home
         self._commits, self._root = commits, root
-        self._last_step = last_step
+        self._last_step, self._keep_every = last_step, keep_every
         self._point()
 
     def commits(self, step: int) -> bool:
         """Whether the store is committed behind `step`."""
-        return step % self._root.commit_every == 0 or step == self._last_step
+        kept = self._keep_every is not None and step % self._keep_every == 0
+        return step % self._root.commit_every == 0 or step == self._last_step or kept
 
     def switch(self, step: int) -> None:
         """Make the tree that holds `step` the live one; every segment was written to it."""
         self._commits.drain()
         self._root = replace(self._root, step=step)
-        create_root(self._slots.run_dir, self._root, tree=self._other())
+        create_root(self._slots.run_dir, self._root, tree=self._slots.other_tree())
         self._slots.switch_tree()
         self._home.switched()
         self._point()
 
     def finish(self) -> None:
         """Let go of the slots of the tree that is not live; a later opening takes new ones."""
-        directory = segments_directory(self._slots.run_dir, self._other())
+        directory = segments_directory(self._slots.run_dir, self._slots.other_tree())
         for k in self._layouts.state:
             (directory / f"{k:03d}").unlink(missing_ok=True)
         flush_directory(directory)
-
-    def _other(self) -> str:
-        return TREES[1] if self._slots.tree() == TREES[0] else TREES[0]
 
     def _point(self) -> None:
         """Tell the home where state is read from and where it is spilled to."""
@@ -67,11 +67,18 @@ class Trees:
             self._home.scratch[k] = self._scratch(k)
 
     def _scratch(self, k: int) -> Slot:
-        """Return a segment's slot in the other tree; a finished run has let go of it."""
+        """Return a segment's slot in the other tree, where it is written next.
+
+        Another one where a snapshot holds it, or where a finished run has let go of it.
+        """
+        other = self._slots.other_tree()
         try:
-            return self._slots.live(k, tree=self._other())
+            slot = self._slots.live(k, tree=other)
+            if not self._slots.is_held(slot):
+                return slot
         except DamagedStoreError:
-            slot = self._slots.take(self._layouts.state[k].shape_class)
-            assert slot is not None, "every segment has a slot in each tree"
-            self._slots.switch(k, slot, tree=self._other())
-            return slot
+            pass  # there is none
+        fresh = self._slots.take(self._layouts.state[k].shape_class)
+        assert fresh is not None, "every segment has a slot in each tree, and one per snapshot"
+        self._slots.switch(k, fresh, tree=other)
+        return fresh

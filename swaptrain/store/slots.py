@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from swaptrain.store.files import (
     replace_link,
     run_error,
 )
+from swaptrain.store.holds import held_slots, snapshot_paths
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.record import read_record, write_record
 from swaptrain.store.root import ensure_group, link_static, segments_directory
@@ -125,7 +127,7 @@ class Slots:
 
     On disk a slot is `RUN/slots/ID`; with several `paths` that is a symlink into one of them, in
     turn. A live name is the symlink `RUN/store/segments/NNN`. Which slots are free is not stored
-    anywhere: all but the live and the taken ones. Thread-safe.
+    anywhere: all but the live ones, those that a snapshot holds, and the taken ones. Thread-safe.
 
     With `trees`, `RUN/store` is a symlink to `RUN/trees/a` or `RUN/trees/b`, each a hierarchy of
     its own whose live names do not change after creation, and `switch_tree` is the commit.
@@ -139,6 +141,10 @@ class Slots:
         self._trees = trees
         self._slots: dict[str, list[Slot]] = {}
         self._taken: set[Slot] = set()
+        self._held = {
+            path.name: frozenset(held_slots(path).values()) for path in snapshot_paths(self.run_dir)
+        }
+        """Names of slots, by the snapshot that holds them."""
         self._changed = threading.Condition(threading.RLock())
         for tree in TREES if trees else (None,):
             ensure_group(segments_directory(self.run_dir, tree))
@@ -148,28 +154,34 @@ class Slots:
         """Make sure that there are `count` slots of the layout's shape class; return them.
 
         `record_bytes` is the largest `record_size` of the segments of the class. Doing it again,
-        after a crash or when a run is opened, keeps what is there and adds what is missing; more
-        slots than `count` are known, but none is deleted. Raises RunError (disk full).
+        after a crash or when a run is opened, adds what is missing and deletes free slots beyond
+        `count`; a slot in use stays as it is. Raises RunError (disk full).
         """
         shape_class = layout.shape_class
         folder = self.run_dir / "slots"
-        present = sorted(path.name for path in folder.glob(f"{shape_class}-*"))
-        names = [f"{shape_class}-{number:03d}" for number in range(count)]
-        live = self._live_ids((self.tree() or TREES[0]) if self._trees else None)
-        slots = []
-        for name in [*names, *(name for name in present if name not in names)]:
-            slot = Slot(folder / name)
-            if name in names:
-                self._place(slot.path)
-                # A live slot is what the last commit left: what is missing there is not made up.
-                if name not in live:
-                    slot.create(layout, record_bytes, flush=False)
-            slots.append(slot)
+        present = {path.name for path in folder.glob(f"{shape_class}-*")}
+        used_ids = self._used_ids()
+        used, spare = present & used_ids, sorted(present - used_ids)
+        free_count = max(0, count - len(used))
+        numbers = (f"{shape_class}-{number:03d}" for number in itertools.count())
+        new = (name for name in numbers if name not in present | used_ids)
+        free = [*spare[:free_count], *itertools.islice(new, max(0, free_count - len(spare)))]
+        for name in spare[free_count:]:
+            _delete(folder / name)
+        # What the last commit or a snapshot left is not touched: what is missing is not made up.
+        kept = self._live_ids((self.tree() or TREES[0]) if self._trees else None).union(
+            *self._held.values()
+        )
+        slots = [Slot(folder / name) for name in sorted([*used, *free])]
+        for slot in slots:
+            self._place(slot.path)
+            if slot.id not in kept:
+                slot.create(layout, record_bytes, flush=False)
         for disk in (folder, *self._paths):
             flush_file_system(disk)
         with self._changed:
             self._slots[shape_class] = slots
-        return slots[:count]
+        return slots
 
     def live(self, segment: int, *, tree: str | None = None) -> Slot:
         """Return the slot that a live name points to (in the current tree).
@@ -190,9 +202,9 @@ class Slots:
         return slot
 
     def free(self, shape_class: str) -> list[Slot]:
-        """Return the slots of a class that are neither live, in any tree, nor taken."""
+        """Return the slots of a class that are neither live, in any tree, nor held, nor taken."""
         with self._changed:
-            used = self._live_ids() | {slot.id for slot in self._taken}
+            used = self._used_ids()
             return [slot for slot in self._slots.get(shape_class, []) if slot.id not in used]
 
     def take(self, shape_class: str) -> Slot | None:
@@ -210,6 +222,22 @@ class Slots:
             self._taken.discard(slot)
             self._changed.notify_all()
 
+    def hold(self, snapshot: str, ids: Iterable[str]) -> None:
+        """Keep slots for a snapshot, from the moment that it has its name until `release`."""
+        with self._changed:
+            self._held[snapshot] = frozenset(ids)
+
+    def release(self, snapshot: str) -> None:
+        """Free the slots of a snapshot that is gone durably, as far as nothing else has them."""
+        with self._changed:
+            self._held.pop(snapshot, None)
+            self._changed.notify_all()
+
+    def is_held(self, slot: Slot) -> bool:
+        """Whether a snapshot holds the slot, so that nobody may write there."""
+        with self._changed:
+            return any(slot.id in ids for ids in self._held.values())
+
     def wait(self, timeout_s: float) -> None:
         """Wait until a slot may have become free."""
         with self._changed:
@@ -222,31 +250,41 @@ class Slots:
         slot must have been flushed. Raises RunError.
         """
         link = self._link(segment, tree)
-        up = len(link.parent.relative_to(self.run_dir).parts)
         before = self.live(segment, tree=tree) if link.is_symlink() else None
         if before is not None:
             with self._changed:
                 # A power loss may still undo the rename: until it is flushed nobody writes there.
                 self._taken.add(before)
-        replace_link(link, "../" * up + f"slots/{slot.id}")
+        self._point(link, slot)
         self.give(slot)
         if before is not None:
             self.give(before)
+
+    def restore(self, slots: Mapping[int, Slot], *, tree: str | None = None) -> None:
+        """Make the slots of a snapshot the live ones, durably, whatever the names pointed to.
+
+        A kill in between leaves a mixture: the caller has recorded that it is to be done again.
+        """
+        for segment, slot in slots.items():
+            self._point(self._link(segment, tree), slot)
 
     def tree(self) -> str | None:
         """Return the name of the live tree; None before the first switch or without trees."""
         store = self.run_dir / "store"
         return Path(os.readlink(store)).name if store.is_symlink() else None
 
+    def other_tree(self) -> str:
+        """Return the name of the tree that is not live (before the first switch, tree a)."""
+        return TREES[1] if self.tree() == TREES[0] else TREES[0]
+
     def switch_tree(self) -> None:
         """Make the other tree the live one, durably (the first time: tree a). Raises RunError."""
         if not self._trees:
             raise ValueError("a store that commits every step has one tree")
-        tree = "b" if self.tree() == "a" else "a"
-        replace_link(self.run_dir / "store", f"trees/{tree}")
+        replace_link(self.run_dir / "store", f"trees/{self.other_tree()}")
 
     def delete_free(self) -> None:
-        """Delete every slot that is not live or taken: a finished run needs no spares."""
+        """Delete every slot that is not in use: a finished run needs no spares."""
         with self._changed:
             for shape_class, slots in self._slots.items():
                 free = set(self.free(shape_class))
@@ -262,8 +300,16 @@ class Slots:
                 (slot for slot in known if slot.id == name), Slot(self.run_dir / "slots" / name)
             )
 
+    def _point(self, link: Path, slot: Slot) -> None:
+        up = len(link.parent.relative_to(self.run_dir).parts)
+        replace_link(link, "../" * up + f"slots/{slot.id}")
+
     def _link(self, segment: int, tree: str | None) -> Path:
         return segments_directory(self.run_dir, tree) / f"{segment:03d}"
+
+    def _used_ids(self) -> set[str]:
+        """Return the names of the slots that are live, held or taken."""
+        return self._live_ids().union((slot.id for slot in self._taken), *self._held.values())
 
     def _live_ids(self, *trees: str | None) -> set[str]:
         """Return the slots that have a live name in these trees, or in any."""

@@ -39,7 +39,7 @@ def config_of(run_dir: Path, tree: dict[str, Any]) -> Config:
     return load_config(path)
 
 
-def trained(config: Config, **options: bool) -> Path:
+def trained(config: Config, **options: Any) -> Path:
     """Train and return the run directory."""
     train(config, **options)
     return config.run.dir

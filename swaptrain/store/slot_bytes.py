@@ -1,0 +1,94 @@
+"""Reads whole slots, chunk by chunk past the page cache: to verify them, and to copy them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from swaptrain.errors import DamagedStoreError
+from swaptrain.store.array import ArrayFiles
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.slots import Slot
+
+__all__ = ["copy_slot", "verify_slot"]
+
+Block = Callable[[list[memoryview]], None]
+
+
+def verify_slot(slot: Slot, io: DirectIO, *, segment: int, version: int) -> None:
+    """Raise DamagedStoreError unless a slot holds `version` of the segment, whole."""
+    record = _read_record(slot, segment, version)
+    for name, sums in record["checksums"].items():
+        for _ in _read(slot.array(name), sums, io, segment):
+            pass
+
+
+def copy_slot(source: Slot, target: Slot, io: DirectIO, *, segment: int, version: int) -> None:
+    """Write what a slot holds into another one of its shape class, flushed, record last.
+
+    The bytes are written again, not shared by the file system: two copies on the disk. Raises
+    DamagedStoreError when the source does not verify, RunError.
+    """
+    record = _read_record(source, segment, version)
+    for name, sums in record["checksums"].items():
+        files = target.array(name).files()
+        for first, blocks in _read(source.array(name), sums, io, segment):
+            futures = [
+                io.write(files[first + i], block, flush=True, checksum=False)
+                for i, block in enumerate(blocks)
+            ]
+            for future in futures:
+                future.result()
+    target.write_record(record)
+
+
+def _read_record(slot: Slot, segment: int, version: int) -> dict[str, Any]:
+    record = slot.read_record()
+    if (record["segment"], record["version"]) != (segment, version):
+        raise DamagedStoreError(
+            f"a slot should hold step {version} and holds step {record['version']} "
+            f"of segment {record['segment']}",
+            segment=segment,
+            path=slot.path,
+        )
+    return record
+
+
+def _read(
+    array: ArrayFiles, sums: list[int], io: DirectIO, segment: int
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Yield the chunks of an array, verified, as many at a time as there are threads.
+
+    Each time with the number of the first one; the memory is used again for the next ones. So it
+    never takes more than the array, which an instruction holds in memory as well.
+    """
+    files = array.files()
+    if len(sums) != len(files):
+        raise DamagedStoreError(
+            f"a record has {len(sums)} checksums for {len(files)} chunks",
+            segment=segment,
+            array=array.name,
+        )
+    many, size = min(io.threads, len(files)), array.chunk_bytes
+    memory = memoryview(mmap.mmap(-1, many * size))
+    blocks = [memory[size * i : size * (i + 1)] for i in range(many)]
+    for first in range(0, len(files), many):
+        futures = [
+            io.read(file, block, checksum=checksum)
+            for file, block, checksum in zip(
+                files[first : first + many], blocks, sums[first : first + many], strict=False
+            )
+        ]
+        for number, future in enumerate(futures, first):
+            try:
+                future.result()
+            except DamagedStoreError as error:
+                raise DamagedStoreError(
+                    "a chunk does not verify",
+                    segment=segment,
+                    array=array.name,
+                    chunk=number,
+                    path=files[number],
+                ) from error
+        yield first, blocks[: len(futures)]
