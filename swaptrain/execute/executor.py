@@ -15,8 +15,8 @@ from swaptrain.execute.commits import Commits, Ledger
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, Operation, Program
-from swaptrain.program.residency import NextUse
+from swaptrain.program.cost import durable_objects
+from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
 
 __all__ = ["Executor", "StepState", "global_norm"]
 
@@ -78,7 +78,8 @@ class Executor:
 
         After each instruction `tick` is called, which may raise to stop, unless `quiet`.
         """
-        self._tier.follow(NextUse((*program, *following)))
+        durable = durable_objects((*program, *following)) if state.commit else _nothing
+        self._tier.follow(program, following, durable)
         for position, instruction in enumerate(program):
             slabs = self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
@@ -155,6 +156,11 @@ class Executor:
                 self._commits.write_segment(instruction, slabs, state.update_step, ledger)
         elif state.commit and instruction.operation in (Operation.SETTLE, Operation.KEEP):
             self._commits.keep(instruction, slabs, state.step, state.ledger)
+
+
+def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:
+    """What an instruction makes durable in a step that is not committed."""
+    return ()
 
 
 def global_norm(ledger: Ledger, order: list[str]) -> Tensor:

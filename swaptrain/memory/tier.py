@@ -13,16 +13,19 @@ write succeeded; an object whose slab is being read or written is not touched by
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swaptrain.memory.slab import Pool, Slab
-from swaptrain.program.instructions import Instruction, ObjectKey
-from swaptrain.program.residency import NextUse, choose_victim, victim_score
+from swaptrain.program.instructions import Instruction, ObjectKey, Program
+from swaptrain.program.residency import NextUse, Residency, choose_victim, plan_residency
 
 __all__ = ["Home", "Tier", "TierCounters"]
+
+_AHEAD_PART = 10
+"""The part of the budget, 1 in so many, that reads ahead of the plan may fill."""
 
 
 class Home(Protocol):
@@ -75,13 +78,31 @@ class Tier:
         self._pool = pool
         self._home = home
         self._entries: dict[ObjectKey, _Entry] = {}
-        self._next_use = NextUse(())
+        self._plan = Residency(NextUse(()))
         self._reads_in_flight: dict[ObjectKey, int] = {}
         self.counters = TierCounters()
 
-    def follow(self, next_use: NextUse) -> None:
-        """Take the positions of `next_use` as the program from now on."""
-        self._next_use = next_use
+    def follow(
+        self,
+        program: Program,
+        following: Program = (),
+        durable: Callable[[Instruction], Iterable[ObjectKey]] = lambda _: (),
+    ) -> None:
+        """Take `program` as what runs from now on, and plan what memory holds when.
+
+        `following` is what comes after it; `durable` names what an instruction makes durable, so
+        that it is clean afterwards. A tenth of the budget is left out of the plan: what is fetched
+        ahead lies there.
+        """
+        budget = self._pool.budget_bytes
+        self._plan = plan_residency(
+            program,
+            following,
+            self._home.size_bytes,
+            budget - budget // _AHEAD_PART,
+            durable=durable,
+            held=self._plan.held_after,
+        )
 
     def acquire(self, instruction: Instruction, position: int) -> dict[ObjectKey, Slab]:
         """Bring what `instruction` touches into memory and pin it; return the slabs.
@@ -150,61 +171,45 @@ class Tier:
         return [key for key, entry in self._entries.items() if not entry.dead]
 
     def prefetch(self, position: int) -> None:
-        """Begin to read what the following instructions need, as far as memory allows.
+        """Begin to read what the following instructions need, as far as the plan gives room.
 
-        Clean objects whose next use comes later than the fetched one's give way; nothing waits.
+        Clean objects that the plan can spare give way at once; nothing waits.
         """
         self._reap()
         self._reads_in_flight = {k: n for k, n in self._reads_in_flight.items() if self._reading(k)}
         in_flight_bytes = sum(self._reads_in_flight.values())
-        budget = self._pool.budget_bytes
-        reserved = 0
-        ahead = 0
-        instructions = self._next_use.instructions
+        budget, plan = self._pool.budget_bytes, self._plan
+        instructions = plan.next_use.instructions
+        # What is fetched ahead must fit beside what the plan holds at every position before it.
+        ahead, room, spare = 0, budget, self._spare(position)
         for later in range(position + 1, len(instructions)):
-            instruction = instructions[later]
-            for key in dict.fromkeys(instruction.touches):
+            room = min(room, budget - plan.used_bytes[later - 1] + ahead)
+            for key in dict.fromkeys(instructions[later].touches):
                 size = self._home.size_bytes(key)
-                if key in self._entries:
-                    ahead += size
-                    continue
-                if key in instruction.writes or not self._home.holds(key):
-                    reserved += size
-                    continue
-                if in_flight_bytes > budget // 2:
-                    return
-                if not self._room_without_waiting(size + reserved, later, position):
-                    return
-                self._start_read(key)
-                in_flight_bytes += size
-                ahead += size
-            if ahead + reserved > budget:
+                planned = plan.reads(key, later)
+                if key not in self._entries:
+                    if key in instructions[later].writes or not self._home.holds(key):
+                        continue
+                    if in_flight_bytes > budget // 2 or (planned and room - ahead < size):
+                        return
+                    if not self._room_without_waiting(size, later, spare):
+                        return
+                    self._start_read(key)
+                    in_flight_bytes += size
+                ahead += size if planned else 0
+            if ahead > budget:
                 return
 
     def write_behind(self, position: int) -> None:
-        """Begin to spill dirty objects that will be evicted, so that room is there when needed.
-
-        Keeps an eighth of the budget free or evictable without a write.
-        """
+        """Begin to spill the dirty objects that the plan evicts before their next use."""
         self._reap()
-        budget = self._pool.budget_bytes
-        margin = budget // 8
-        easy = budget - self._pool.live_bytes
-        ranked: list[tuple[float, ObjectKey, _Entry]] = []
-        for key, entry in self._entries.items():
-            if entry.pins or entry.dead:
-                continue
-            if entry.busy or not entry.dirty:
-                easy += entry.slab.nbytes
-            else:
-                distance = self._next_use.after(key, position) - position
-                ranked.append((victim_score(distance, dirty=True), key, entry))
-        ranked.sort(key=lambda item: item[0], reverse=True)
-        for _, key, entry in ranked:
-            if easy >= margin:
+        writing = sum(e.slab.nbytes for e in self._entries.values() if e.busy and e.saving)
+        for _, key in self._spare(position, dirty=True):
+            if writing > self._pool.budget_bytes // 4:
                 return
+            entry = self._entries[key]
             self._start_write(key, entry)
-            easy += entry.slab.nbytes
+            writing += entry.slab.nbytes
 
     def drain(self) -> None:
         """Wait until nothing is read or written; raise the first error met."""
@@ -244,57 +249,72 @@ class Tier:
         """Evict until `size_bytes` fit, waiting for writes where there is no other way."""
         while self._pool.live_bytes + size_bytes > self._pool.budget_bytes:
             self._reap()
-            movable = {
-                key: entry
-                for key, entry in self._entries.items()
-                if entry.pins == 0 and not entry.busy
-            }
-            victim = choose_victim(
-                ((key, entry.dirty) for key, entry in movable.items()), self._next_use, position
-            )
-            if victim is None:
-                if not self._wait_for_any():
-                    return  # everything is pinned: the pool's own refusal says what is missing
-            elif movable[victim].dirty:
-                self._start_write(victim, movable[victim])
-                self._settle(movable[victim])
-            else:
-                self._drop(victim)
+            clean = self._spare(position)
+            if clean:
+                self._drop(clean[0][1])
+                continue
+            dirty = self._spare(position, dirty=True)
+            if dirty:
+                self._start_write(dirty[0][1], self._entries[dirty[0][1]])
+            if not self._wait_for_any(writes_only=True) and not self._evict_unplanned(position):
+                return  # everything is pinned: the pool's own refusal says what is missing
 
-    def _room_without_waiting(self, size_bytes: int, later: int, position: int) -> bool:
-        """Evict clean objects used after `later` until `size_bytes` fit; say whether they do."""
-        missing = self._pool.live_bytes + size_bytes - self._pool.budget_bytes
-        if missing <= 0:
-            return True
-        victims: list[ObjectKey] = []
-        ranked = sorted(
+    def _evict_unplanned(self, position: int) -> bool:
+        """Evict what is used furthest in the future, or wait; say whether there was any.
+
+        Where the plan left too little room: a view that outlives its slab, another program before.
+        """
+        movable = {k: e for k, e in self._entries.items() if e.pins == 0 and not e.busy}
+        victim = choose_victim(
+            ((key, entry.dirty) for key, entry in movable.items()), self._plan.next_use, position
+        )
+        if victim is None:
+            return self._wait_for_any()
+        if movable[victim].dirty:
+            self._start_write(victim, movable[victim])
+            self._settle(movable[victim])
+        else:
+            self._drop(victim)
+        return True
+
+    def _spare(self, position: int, *, dirty: bool = False) -> list[tuple[int, ObjectKey]]:
+        """Return what the plan can spare and when it is used next, the furthest first."""
+        return sorted(
             (
-                (self._next_use.after(key, position), key)
+                (self._plan.next_use.after(key, position), key)
                 for key, entry in self._entries.items()
-                if entry.pins == 0 and not entry.busy and not entry.dirty
+                if entry.pins == 0
+                and not entry.busy
+                and entry.dirty == dirty
+                and self._plan.spares(key, position)
             ),
             reverse=True,
         )
-        for use, key in ranked:
-            if missing <= 0 or use <= later:
-                break
-            victims.append(key)
-            missing -= self._entries[key].slab.nbytes
+
+    def _room_without_waiting(
+        self, size_bytes: int, later: int, spare: list[tuple[int, ObjectKey]]
+    ) -> bool:
+        """Evict of `spare` what is used after `later`; say whether `size_bytes` fit then."""
+        missing = self._pool.live_bytes + size_bytes - self._pool.budget_bytes
+        count = 0
+        while missing > 0 and count < len(spare) and spare[count][0] > later:
+            missing -= self._entries[spare[count][1]].slab.nbytes
+            count += 1
         if missing > 0:
             return False
-        for key in victims:
+        for _, key in spare[:count]:
             self._drop(key)
+        del spare[:count]
         # A view that outlives its object's slab still takes room.
         return self._pool.live_bytes + size_bytes <= self._pool.budget_bytes
 
-    def _wait_for_any(self) -> bool:
-        pending = [f for entry in self._entries.values() for f in entry.busy if not f.done()]
+    def _wait_for_any(self, *, writes_only: bool = False) -> bool:
+        """Wait until some I/O is done; say whether anything may have become movable."""
+        busy = [e for e in self._entries.values() if e.busy and (e.saving or not writes_only)]
+        pending = [f for entry in busy for f in entry.busy if not f.done()]
         if not pending:
-            before = len(self._entries)
             self._reap()
-            return len(self._entries) < before or any(
-                not entry.busy and entry.pins == 0 for entry in self._entries.values()
-            )
+            return bool(busy)
         begun = time.perf_counter()
         wait(pending, return_when=FIRST_COMPLETED)
         self.counters.wait_s += time.perf_counter() - begun

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
 
-__all__ = ["NextUse", "Traffic", "choose_victim", "simulate", "victim_score"]
+__all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency", "simulate"]
+__all__ += ["victim_score"]
 
 NEVER = 1 << 60
 
@@ -28,6 +29,12 @@ class NextUse:
         uses = self._uses.get(key, [])
         i = bisect_right(uses, position)
         return uses[i] if i < len(uses) else NEVER
+
+    def until(self, key: ObjectKey, position: int) -> int:
+        """Return the last position up to `position` that touches `key`, or -1."""
+        uses = self._uses.get(key, [])
+        i = bisect_right(uses, position)
+        return uses[i - 1] if i else -1
 
 
 def victim_score(distance: int, *, dirty: bool) -> float:
@@ -69,64 +76,166 @@ class Traffic:
         return self.read_bytes + self.write_bytes
 
 
+class Residency:
+    """What a cache holds while a program runs, decided in advance."""
+
+    def __init__(
+        self,
+        next_use: NextUse,
+        held_before: Mapping[ObjectKey, bool] | None = None,
+        used_bytes: Sequence[int] = (),
+        reads: Sequence[Container[ObjectKey]] = (),
+        evictions: Mapping[ObjectKey, Sequence[int]] | None = None,
+        held_after: Mapping[ObjectKey, bool] | None = None,
+    ) -> None:
+        self.next_use = next_use
+        self._held_before = held_before or {}
+        self.used_bytes = used_bytes
+        """By position: the bytes that the plan has a use for while the instruction runs."""
+        self._reads, self._evictions = reads, evictions or {}
+        self.held_after = held_after or {}
+        """What is held behind the program, and whether it is dirty then."""
+
+    def reads(self, key: ObjectKey, position: int) -> bool:
+        """Whether the plan has `key` read for `position`, where it is needed."""
+        return position < len(self._reads) and key in self._reads[position]
+
+    def spares(self, key: ObjectKey, position: int) -> bool:
+        """Whether the plan can spare `key`: it does not keep it until its next use.
+
+        From its last use on its bytes are free for what is fetched ahead, and if it is dirty it
+        can be written: nothing is lost by doing either before the plan does.
+        """
+        last = self.next_use.until(key, position)
+        if last < 0 and key not in self._held_before:
+            return True
+        evictions = self._evictions.get(key, ())
+        i = bisect_right(evictions, last)
+        return i < len(evictions) and evictions[i] < self.next_use.after(key, position)
+
+
 @dataclass
 class _Held:
     size_bytes: int
     dirty: bool
 
 
+class _Cache:
+    """A serial cache: one instruction after the other, room is made at the last moment."""
+
+    def __init__(
+        self,
+        next_use: NextUse,
+        size_bytes: Callable[[ObjectKey], int],
+        cache_bytes: int,
+        held: Mapping[ObjectKey, bool],
+    ) -> None:
+        self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
+        self._held = {key: _Held(size_bytes(key), dirty) for key, dirty in held.items()}
+        self._used = sum(entry.size_bytes for entry in self._held.values())
+        self.read_bytes = self.write_bytes = self.commit_bytes = 0
+        self.used_bytes: list[int] = []
+        self.reads: list[set[ObjectKey]] = []
+        self.evictions: dict[ObjectKey, list[int]] = {}
+
+    def held(self) -> dict[ObjectKey, bool]:
+        """Return what is held, and whether it is dirty."""
+        return {key: entry.dirty for key, entry in self._held.items()}
+
+    def run(self, instruction: Instruction, position: int, durable: Iterable[ObjectKey]) -> None:
+        """Bring what an instruction touches, and take note of what it changes and frees."""
+        held = self._held
+        pinned = set(instruction.touches)
+        reads: set[ObjectKey] = set()
+        for key in dict.fromkeys(instruction.touches):
+            if key in held:
+                continue
+            size = self._size_bytes(key)
+            self._make_room(size, position, pinned)
+            fresh = key in instruction.writes
+            held[key] = _Held(size, dirty=fresh)
+            self._used += size
+            if not fresh:
+                self.read_bytes += size
+                reads.add(key)
+        self.reads.append(reads)
+        self.used_bytes.append(self._used)
+        for key in instruction.changes:
+            held[key].dirty = True
+        for key in durable:
+            size = self._size_bytes(key)
+            self.commit_bytes += size
+            self.write_bytes += size
+            if key in held:
+                held[key].dirty = False
+        for key in instruction.frees:
+            if key in held and key.kind is not Kind.STATE:
+                self._used -= held.pop(key).size_bytes
+
+    def _make_room(self, size_bytes: int, position: int, pinned: Container[ObjectKey]) -> None:
+        while self._used + size_bytes > self._cache_bytes:
+            victim = choose_victim(
+                ((k, h.dirty) for k, h in self._held.items() if k not in pinned),
+                self._next_use,
+                position,
+            )
+            if victim is None:
+                return
+            entry = self._held.pop(victim)
+            self._used -= entry.size_bytes
+            self.write_bytes += entry.size_bytes if entry.dirty else 0
+            self.evictions.setdefault(victim, []).append(position)
+            for useless in range(self._next_use.until(victim, position) + 1, position):
+                self.used_bytes[useless] -= entry.size_bytes
+
+
+def plan_residency(
+    program: Program,
+    following: Program,
+    size_bytes: Callable[[ObjectKey], int],
+    cache_bytes: int,
+    *,
+    durable: Callable[[Instruction], Iterable[ObjectKey]],
+    held: Mapping[ObjectKey, bool],
+) -> Residency:
+    """Decide what a cache of `cache_bytes` holds while `program`, and then `following`, run.
+
+    `held` is what it holds before, and whether that is dirty. The decisions are those of a cache
+    that makes room at the last moment, which is what makes furthest-next-use good: one that fetches
+    ahead as far as it can evicts, in a sweep that goes round, all that it will need.
+    """
+    next_use = NextUse((*program, *following))
+    cache = _Cache(next_use, size_bytes, cache_bytes, held)
+    after: dict[ObjectKey, bool] = {}
+    for position, instruction in enumerate(next_use.instructions):
+        cache.run(instruction, position, durable(instruction))
+        if position == len(program) - 1:
+            after = cache.held()
+    return Residency(next_use, held, cache.used_bytes, cache.reads, cache.evictions, after)
+
+
 def simulate(
     program: Program,
     size_bytes: Callable[[ObjectKey], int],
-    pool_bytes: int,
+    cache_bytes: int,
     *,
     durable: Callable[[Instruction], Iterable[ObjectKey]],
     rounds: int = 2,
 ) -> Traffic:
-    """Run a step's residency in a pool of `pool_bytes` without moving anything.
+    """Return the traffic of a step with a cache of `cache_bytes`, without moving anything.
 
-    Serial: one instruction after the other, with the executor's own choice of victims. `durable`
-    names what an instruction makes durable (written whether or not it stays in memory). Returns
-    the traffic of the last of `rounds` equal steps, so that the cache is warm.
+    The decisions are those of `plan_residency`. `durable` names what an instruction makes durable
+    (written whether or not it stays in memory). Of `rounds` equal steps the last one counts, so
+    that the cache is warm.
     """
-    instructions = program * (rounds + 1)
-    next_use = NextUse(instructions)
-    held: dict[ObjectKey, _Held] = {}
-    used = 0
-    traffic = Traffic(0, 0, 0)
+    cache = _Cache(NextUse(program * (rounds + 1)), size_bytes, cache_bytes, {})
+    before = Traffic(0, 0, 0)
     for round_ in range(rounds):
-        read = write = commit = 0
+        before = Traffic(cache.read_bytes, cache.write_bytes, cache.commit_bytes)
         for offset, instruction in enumerate(program):
-            position = round_ * len(program) + offset
-            pinned = set(instruction.touches)
-            for key in dict.fromkeys(instruction.touches):
-                if key in held:
-                    continue
-                size = size_bytes(key)
-                while used + size > pool_bytes:
-                    victim = choose_victim(
-                        ((k, h.dirty) for k, h in held.items() if k not in pinned),
-                        next_use,
-                        position,
-                    )
-                    if victim is None:
-                        break
-                    entry = held.pop(victim)
-                    used -= entry.size_bytes
-                    write += entry.size_bytes if entry.dirty else 0
-                fresh = key in instruction.writes
-                held[key] = _Held(size, dirty=fresh)
-                used += size
-                read += 0 if fresh else size
-            for key in instruction.changes:
-                held[key].dirty = True
-            for key in durable(instruction):
-                commit += size_bytes(key)
-                write += size_bytes(key)
-                if key in held:
-                    held[key].dirty = False
-            for key in instruction.frees:
-                if key in held and key.kind is not Kind.STATE:
-                    used -= held.pop(key).size_bytes
-        traffic = Traffic(read, write, commit)
-    return traffic
+            cache.run(instruction, round_ * len(program) + offset, durable(instruction))
+    return Traffic(
+        cache.read_bytes - before.read_bytes,
+        cache.write_bytes - before.write_bytes,
+        cache.commit_bytes - before.commit_bytes,
+    )

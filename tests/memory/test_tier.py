@@ -17,7 +17,7 @@ from swaptrain.memory import tier as tier_module
 from swaptrain.memory.slab import PAGE_BYTES, Pool, PoolExhausted, Slab
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from swaptrain.program.residency import NextUse
+from swaptrain.program.residency import simulate
 
 STATES = [ObjectKey(Kind.STATE, "weights", k) for k in range(1, 5)]
 VALUES = [ObjectKey(Kind.VALUE, "v", k, m) for k in range(1, 4) for m in range(2)]
@@ -140,7 +140,7 @@ class TierMachine(RuleBasedStateMachine):
                     Instruction(Operation.FORWARD, 1, 0, reads=tuple(self.model)[i : i + 2])
                     for i in range(3)
                 )
-                self.tier.follow(NextUse((current, *following)))
+                self.tier.follow((current, *following))
                 slabs = self.tier.acquire(current, 0)
                 if ahead:
                     self.tier.prefetch(0)
@@ -164,7 +164,7 @@ class TierMachine(RuleBasedStateMachine):
         """Let a commit take an object's content as it is, while the program may read it."""
         instruction = Instruction(Operation.UPDATE, 1, changes=(which,))
         with waits_complete(self.home):
-            self.tier.follow(NextUse((instruction,)))
+            self.tier.follow((instruction,))
             slab = self.tier.acquire(instruction, 0)[which]
             self.model[which] = next(self.stamps) % 251
             slab.memory[:] = bytes([self.model[which]]) * len(slab.memory)
@@ -244,8 +244,8 @@ def test_an_error_of_a_read_reaches_the_main_line() -> None:
 def test_an_error_of_a_write_reaches_the_main_line_and_the_object_stays() -> None:
     """A spill that fails raises, again at every later call, and its object stays in memory."""
     tier, home, _ = tier_of(PAGES[VALUES[0]])
-    write = one(writes=(VALUES[0],))
-    tier.follow(NextUse((write,)))
+    write, other = one(writes=(VALUES[0],)), one(reads=(STATES[0],))
+    tier.follow((write, other, one(reads=(VALUES[0],))))
     with waits_complete(home):
         tier.acquire(write, 0)[VALUES[0]].memory[:1] = b"x"
         tier.release(write)
@@ -266,7 +266,7 @@ def test_an_object_freed_while_it_is_written_gives_its_slab_back_when_the_write_
     key = VALUES[0]
     tier, home, pool = tier_of(PAGES[key])
     with waits_complete(home):
-        tier.follow(NextUse((one(writes=(key,)),)))
+        tier.follow((one(writes=(key,)), one(reads=(STATES[0],))))
         tier.acquire(one(writes=(key,)), 0)
         tier.release(one(writes=(key,)))
         tier.write_behind(0)
@@ -305,17 +305,42 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
         tier.acquire(one(reads=tuple(STATES)), 0)
 
 
+def test_reading_ahead_costs_no_more_than_the_plan() -> None:
+    """In a sweep that goes round, what is read ahead does not push out what is needed next."""
+    keys = [ObjectKey(Kind.STATE, f"part{i}", 1) for i in range(20)]
+    home = LateHome()
+    home.contents = {key: bytes(PAGE_BYTES) for key in keys}
+    home.size_bytes = lambda _: PAGE_BYTES  # type: ignore[method-assign]
+    pool = Pool(10 * PAGE_BYTES)
+    tier = Tier(pool, home)
+    sweep = tuple(one(reads=(key,)) for key in keys)
+    with waits_complete(home):
+        for _ in range(4):
+            before = tier.counters.missed_bytes
+            tier.follow(sweep, sweep)
+            for position, instruction in enumerate(sweep):
+                tier.acquire(instruction, position)
+                tier.prefetch(position)
+                tier.release(instruction)
+                tier.write_behind(position)
+                for index in reversed(range(len(home.pending))):
+                    home.complete(index)
+    least = simulate(sweep, home.size_bytes, 9 * PAGE_BYTES, durable=lambda _: (), rounds=4)
+    assert tier.counters.missed_bytes - before <= least.read_bytes < 20 * PAGE_BYTES
+
+
 def test_prefetch_stays_in_the_budget_when_a_view_of_an_evicted_object_lives_on() -> None:
     """Bytes that a forgotten view keeps alive count; a prefetch then waits for its turn."""
-    tier, home, pool = tier_of(PAGES[STATES[2]])
-    first, second = one(reads=(STATES[0],)), one(reads=(STATES[2],))
+    tier, home, pool = tier_of(4)
+    program = tuple(one(reads=(STATES[i],)) for i in (1, 0, 2))
     with waits_complete(home):
-        tier.follow(NextUse((first, second)))
-        view = tier.acquire(first, 0)[STATES[0]].memory
-        tier.release(first)
-        tier.prefetch(0)
+        tier.follow(program)
+        view = tier.acquire(program[0], 0)[STATES[1]].memory
+        tier.release(program[0])
+        tier.acquire(program[1], 1)
+        tier.prefetch(1)
         assert STATES[2] not in tier.resident()
         assert pool.held_bytes <= pool.budget_bytes
         del view
-        tier.prefetch(0)
+        tier.prefetch(1)
         assert STATES[2] in tier.resident()

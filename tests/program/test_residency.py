@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from swaptrain.program.check import check_program
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from swaptrain.program.residency import NextUse, choose_victim, simulate, victim_score
+from swaptrain.program.residency import (
+    NextUse,
+    choose_victim,
+    plan_residency,
+    simulate,
+    victim_score,
+)
 from tests.program.models import chain, chain_size, size_of
 
 
@@ -63,6 +69,22 @@ def test_the_next_use_is_after_the_position() -> None:
     uses = NextUse([reads("a"), reads("a"), reads("b"), reads("a")])
     assert [uses.after(key("a"), i) for i in range(3)] == [1, 3, 3]
     assert uses.after(key("a"), 3) > 1 << 32
+
+
+def test_what_the_plan_can_spare() -> None:
+    """A sweep of three through room for two: the one just used goes, not the one that waits."""
+    sweep = tuple(reads(name) for name in "abc")
+    plan = plan_residency(sweep, sweep, lambda _: 1, 2, durable=lambda _: (), held={})
+    assert plan.spares(key("b"), 0)  # if it was fetched ahead: the plan does not count on it
+    assert plan.spares(key("b"), 1)
+    assert plan.reads(key("b"), 4)
+    assert not plan.spares(key("a"), 1)  # stays for its next use
+    assert not plan.reads(key("a"), 3)
+    assert plan.used_bytes == [1, 2, 2, 2, 2, 2]  # what is spared is replaced at once
+    assert plan.held_after == {key("a"): False, key("c"): False}
+    again = plan_residency(sweep, (), lambda _: 1, 2, durable=lambda _: (), held=plan.held_after)
+    assert not again.reads(key("a"), 0)
+    assert again.spares(key("b"), 0)
 
 
 @pytest.mark.parametrize("value_bytes", [0, 8192, 1 << 16])
