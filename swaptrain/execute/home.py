@@ -10,6 +10,7 @@ from typing import Any, Literal
 from swaptrain.execute.layouts import Layouts
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.rows import row_turn
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
@@ -243,7 +244,7 @@ class StoreHome:
                 name = f"{name}.{key.segment}"
             return self._of("values", name), key.micro_batch % self._micro_batches
         if key.kind is Kind.GRADIENT:
-            turn = self._turn(key)
+            turn = row_turn(self._layouts.model, key)
             return self._of("gradients", key.name), turn * self._micro_batches + key.micro_batch
         if key.kind is Kind.ACCUMULATOR:
             return self._of("accumulators", f"{key.segment:03d}"), None
@@ -253,16 +254,6 @@ class StoreHome:
             f for f in self._all_files("buffers", f"{key.segment:03d}") if f.name == key.name
         )
         return files, None
-
-    def _turn(self, key: ObjectKey) -> int:
-        """Number the readers of a value from 0; neighbours use different rows."""
-        model = self._layouts.model
-        if key.name in model.values:
-            readers: Sequence[int] = model.values[key.name].readers
-        else:
-            name = key.name.removeprefix("parameter.")
-            readers = [s.index for s in model.segments if name in s.parameters]
-        return readers.index(key.segment) % 2
 
     def _of(self, folder: str, name: str) -> ArrayFiles:
         if (folder, name) not in self._files:

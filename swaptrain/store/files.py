@@ -11,7 +11,7 @@ from pathlib import Path
 from swaptrain.errors import RunError
 from swaptrain.units import format_size
 
-__all__ = ["allocate", "existing_parent", "flush_directory", "flush_file"]
+__all__ = ["allocate", "drop_cached", "existing_parent", "flush_directory", "flush_file"]
 __all__ += [
     "flush_file_system",
     "free_bytes",
@@ -53,6 +53,11 @@ def run_error(error: OSError, path: Path, what: str, needed_bytes: int = 0) -> R
 def flush_file(path: Path) -> None:
     """Make a file's bytes durable (fdatasync)."""
     _flush(path, os.O_RDONLY, os.fdatasync)
+
+
+def drop_cached(path: Path) -> None:
+    """Let the next read of a file come from the disk; what is not written yet stays cached."""
+    _flush(path, os.O_RDONLY, lambda f: os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED))
 
 
 def flush_directory(path: Path) -> None:

@@ -8,7 +8,16 @@ from enum import StrEnum
 from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.files import flush_file_system
+from swaptrain.store.files import drop_cached, flush_file_system
+
+_READ_THROUGH_CACHE = (
+    "metrics.jsonl",
+    "store/zarr.json",
+    "trees/*/zarr.json",
+    "slots/*/zarr.json",
+    "spill/kept/*/*.json",
+    "static/frozen/*/zarr.json",
+)
 
 __all__ = ["Action", "Decision", "Found", "decide", "flush_everything"]
 
@@ -112,12 +121,15 @@ def _decide_deferred(
     step = newest + 1
     if all(gradient == step for gradient in gradients.values()):
         return Decision(Action.BEGIN, step + 1, pending=tuple(versions))
-    written = [k for k, gradient in gradients.items() if gradient == step]
-    lowest = min(written, default=len(found.versions or ()) + 1)
-    for k, gradient in gradients.items():
-        if gradient != step and (k > lowest or gradient not in {newest, None}):
-            raise _mixed(found)
-    if written and (lowest, step) in found.handoffs:
+    # A step that is done again overwrites gradients of the attempt before, from the last segment
+    # down: a kill in that leaves a hole above others. Only the last one to be written is not there.
+    above = [k for k in gradients if k != min(gradients)]
+    last = gradients[min(gradients)]
+    if last not in {newest, None} or any(gradients[k] not in {step, newest, None} for k in above):
+        raise _mixed(found)
+    missing = max(k for k, gradient in gradients.items() if gradient != step)
+    lowest = min((k for k in gradients if k > missing), default=0)
+    if (lowest, step) in found.handoffs:
         return Decision(Action.CONTINUE, step, segment=lowest - 1)
     return Decision(Action.BEGIN, step)
 
@@ -156,6 +168,10 @@ def flush_everything(run_dir: Path) -> None:
     power loss could still undo them after something was built on them. Every file system that
     holds a part of the run is flushed as a whole: live and spare names, records, hand-offs,
     gradients and metrics.jsonl among it. Raises RunError.
+
+    Then the page cache of what recovery reads through it is dropped. Where a flush failed before,
+    the kernel has forgotten that these pages were never written: they would be read as if they
+    were on the disk, no flush would write them, and a power loss would take them back later.
     """
     devices: set[int] = set()
     for path in (run_dir, *sorted((run_dir / "slots").glob("*"))):
@@ -164,3 +180,7 @@ def flush_everything(run_dir: Path) -> None:
             if device not in devices:
                 flush_file_system(path)
                 devices.add(device)
+    for pattern in _READ_THROUGH_CACHE:
+        for file in run_dir.glob(pattern):
+            if file.is_file():
+                drop_cached(file)

@@ -135,11 +135,11 @@ def test_deferred_patterns() -> None:
             if s > 1:
                 versions = (*[s - 1] * updated, *[s - 2] * (SEGMENTS - updated))
                 reachable[versions, (s - 1,) * SEGMENTS] = s
-        for written in range(SEGMENTS + 1):  # the backward of step s writes gradients, torn or not
-            lower = SEGMENTS - written
-            for torn in product({old, None}, repeat=lower):
-                done = written == SEGMENTS
-                reachable[(s - 1,) * SEGMENTS, (*torn, *[s] * written)] = s + done
+        # The backward of step s writes gradients, torn or not; done again, over those of itself.
+        for lowest in (old, None):
+            for torn in product({s, old, None}, repeat=SEGMENTS - 1):
+                reachable[(s - 1,) * SEGMENTS, (lowest, *torn)] = s
+        reachable[(s - 1,) * SEGMENTS, (s,) * SEGMENTS] = s + 1
     for versions in product((0, 1, 2), repeat=SEGMENTS):
         for gradients in product((None, 1, 2), repeat=SEGMENTS):
             if max(versions) == 2:
@@ -164,6 +164,32 @@ def test_mixed_trees_are_damage(found: Found) -> None:
     """A live tree that is not uniform, or not what its root says, is refused."""
     with pytest.raises(DamagedStoreError):
         decide(found)
+
+
+def test_a_hole_in_the_gradients_is_not_continued_below() -> None:
+    """A gradient that a repeated step left torn has its own hand-off done again."""
+    handoffs = frozenset({(2, 5), (3, 5)})
+    assert decide(Found((4, 4, 4), (4, 5, None), handoffs)) == Decision(Action.BEGIN, 5)
+    assert decide(Found((4,) * 4, (4, 5, 4, 5), frozenset({(2, 5), (4, 5)}))) == Decision(
+        Action.CONTINUE, 5, segment=3
+    )
+
+
+def test_recovery_reads_what_the_disk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that a failed flush left in the cache are dropped before anything is read."""
+    dropped: list[Path] = []
+    monkeypatch.setattr(swaptrain.store.recovery, "drop_cached", dropped.append)
+    for name in ("metrics.jsonl", "slots/x/zarr.json", "spill/kept/001/record.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    flush_everything(tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in dropped] == [
+        "metrics.jsonl",
+        "slots/x/zarr.json",
+        "spill/kept/001/record.json",
+    ]
 
 
 def test_every_disk_is_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
