@@ -223,6 +223,9 @@ def _load(config: Path, overrides: Sequence[str] | None) -> Config:
 def _check_run(run: Path) -> None:
     if not run.is_dir():
         raise ConfigError(f"{run}: no such run directory; give the run.dir of a config")
+    from swaptrain.store.contained import check_contained
+
+    check_contained(run)
 
 
 def _tune_malloc() -> None:

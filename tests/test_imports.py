@@ -13,8 +13,8 @@ import swaptrain
 
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
-    *("errors", "units", "config", "program", "capture", "store", "memory", "data", "observe"),
-    *("execute", "cli"),
+    *("errors", "units", "strict_json", "config", "program", "capture", "store", "memory"),
+    *("data", "observe", "execute", "cli"),
 ]
 # swaptrain.reference is the yardstick beside the house: plain PyTorch, with execute's optimizers.
 TOP = {"reference", "__init__", "__main__"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import tempfile
 from collections import OrderedDict
@@ -45,11 +46,13 @@ class ScratchFiles:
     def allocate(self, size_bytes: int) -> torch.UntypedStorage:
         """Return a new storage of `size_bytes`, of zeros. Raises RunError if the disk is full."""
         self._scratch_dir.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix="initialise-", dir=self._scratch_dir)
+        descriptor, name = self._open()
         try:
             # Without the blocks a store into the mapping would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size_bytes)
-            storage = torch.UntypedStorage.from_file(name, shared=True, nbytes=size_bytes)
+            storage = torch.UntypedStorage.from_file(
+                f"/proc/self/fd/{descriptor}", shared=True, nbytes=size_bytes
+            )
             assert isinstance(storage, torch.UntypedStorage)
             return storage
         except OSError as error:
@@ -59,7 +62,18 @@ class ScratchFiles:
             ) from error
         finally:
             os.close(descriptor)
-            os.unlink(name)
+            if name is not None:
+                os.unlink(name)
+
+    def _open(self) -> tuple[int, str | None]:
+        """Open a new file for reading and writing; it has a name only where it must have one."""
+        try:
+            return os.open(self._scratch_dir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
+        except OSError as error:
+            # The codes of file systems, and of kernels, that do not have files without names.
+            if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT}:
+                raise
+        return tempfile.mkstemp(prefix="initialise-", dir=self._scratch_dir)
 
     def touch(self, storage: torch.UntypedStorage) -> None:
         """Note that `storage` is in memory now; write out and drop others beyond the limit."""

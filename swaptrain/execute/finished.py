@@ -9,10 +9,10 @@ from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.go_back import INTENT
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.record import read_record
+from swaptrain.store.live import held_segments
 from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.slot_bytes import copy_slot
-from swaptrain.store.slots import TREES, Slots
+from swaptrain.store.slots import TREES, Slot, Slots, delete_slot
 
 __all__ = ["begun_otherwise", "finished_step", "finished_text", "separate", "start_over"]
 
@@ -24,11 +24,9 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
     """
     if (run_dir / "spill").exists():
         return None  # a run that is not at its end, or has not yet deleted what only training needs
-    links = [link for link in segments_directory(run_dir).glob("*") if link.is_symlink()]
-    if not links:
-        return None
-    versions = {int(read_record(link / "zarr.json")["version"]) for link in links}
-    step = max(versions)
+    held = held_segments(run_dir, root)
+    versions = {segment.version for segment in held if segment.version is not None}
+    step = max(versions, default=0)
     return step if versions == {step} and step >= config.train.steps else None
 
 
@@ -39,7 +37,7 @@ def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
         if not link.is_symlink():
             continue
         try:
-            record = read_record(link / "zarr.json")
+            record = Slot(link).read_record()
         except DamagedStoreError:
             continue  # it was not written to its end
         if record["fingerprint"] != fingerprint:
@@ -87,8 +85,7 @@ def start_over(run_dir: Path) -> None:
             path.unlink()
         elif path.exists():
             for slot in path.glob("*") if name == "slots" else ():
-                if slot.is_symlink():
-                    shutil.rmtree(slot.resolve(), ignore_errors=True)
+                delete_slot(run_dir, slot)
             shutil.rmtree(path)
     for name in ("metrics.jsonl", "config.yaml", INTENT):
         (run_dir / name).unlink(missing_ok=True)

@@ -255,6 +255,25 @@ class StoreHome:
         )
         return files, None
 
+    def has_gradient(self, key: ObjectKey) -> bool:
+        """Whether there is a place for a gradient that a record names."""
+        try:
+            row_turn(self._layouts.model, key)
+        except ValueError:  # its segment does not read it
+            return False
+        return key.micro_batch < self._micro_batches
+
+    def kept_arrays(self, segment: int) -> dict[str, int]:
+        """Return what is kept of a segment for recovery: the chunks of each array, by name."""
+        arrays = {
+            array.name: array.chunks
+            for array in self._layouts.state[segment].arrays
+            if array.name.startswith("buffers_")
+        }
+        if segment in self._layouts.accumulators:
+            arrays["gradient"] = self._layouts.accumulators[segment].chunks
+        return arrays
+
     def _of(self, folder: str, name: str) -> ArrayFiles:
         if (folder, name) not in self._files:
             (self._files[folder, name],) = self._all_files(folder, name)

@@ -125,7 +125,7 @@ def _measure(
     file = path / "speed.tmp"
     try:
         with DirectIO(_DEPTH) as io:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 os.posix_fallocate(descriptor, 0, _PIECES * _PIECE_BYTES)
             finally:

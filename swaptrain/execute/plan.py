@@ -20,6 +20,7 @@ from swaptrain.program.cost import (
 )
 from swaptrain.program.instructions import Program
 from swaptrain.program.residency import Traffic, simulate
+from swaptrain.store.contained import check_contained
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.root import free_bytes, read_root
 
@@ -36,6 +37,7 @@ def plan(config: Config) -> PlanReport:
     except for a disk that is too full, which the report shows.
     """
     run_dir = config.run.dir
+    check_contained(run_dir)
     recorded = recorded_config(run_dir)
     root = read_root(run_dir)
     if recorded is not None:

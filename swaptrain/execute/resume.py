@@ -14,10 +14,11 @@ from swaptrain.execute.commits import Ledger
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.program.instructions import Kind, ObjectKey
-from swaptrain.store.record import read_record
+from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.recovery import Action, Decision, Found, decide
 from swaptrain.store.root import RootRecord
 from swaptrain.store.slots import Slot, Slots, frozen_slot
+from swaptrain.store.state_record import read_kept
 
 __all__ = ["Position", "find_position"]
 
@@ -49,16 +50,16 @@ def find_position(
 
     Raises DamagedStoreError when a record does not verify or the versions are a mixture.
     """
-    records = {k: _live_record(k, slots, home, root) for k in layouts.state}
+    records = {k: _live_record(k, layout, slots, home, root) for k, layout in layouts.state.items()}
     for k in layouts.frozen:
-        _checked_record(k, frozen_slot(slots.run_dir, k), home, root)
+        _checked_record(k, layouts.frozen[k], frozen_slot(slots.run_dir, k), home, root)
     journal = deferred and root.commit_every == 1
     torn: dict[int, DamagedStoreError] = {}
     kept = _kept_records(layouts, home, root, torn) if journal else {}
     newest = max((int(record["version"]) for record in records.values()), default=0)
     lowest = min((k for k, r in records.items() if r["version"] == newest), default=0)
     interrupted = not journal and any(r["version"] != newest for r in records.values())
-    handoff = _handoff(records[lowest], layouts) if interrupted else {}
+    handoff = _handoff(records[lowest], layouts, home) if interrupted else {}
     torn.update(_damage(lowest, handoff, home))
     indices = [segment.index for segment in layouts.model.segments]
     found = Found(
@@ -93,30 +94,59 @@ def find_position(
     return Position(decision, ledger if decision.pending else Ledger(), ledger)
 
 
-def _live_record(k: int, slots: Slots, home: StoreHome, root: RootRecord) -> Mapping[str, Any]:
+def _live_record(
+    k: int, layout: SegmentLayout, slots: Slots, home: StoreHome, root: RootRecord
+) -> Mapping[str, Any]:
     """Return the record of a segment's live slot, to which `home` is pointed."""
     home.slots[k] = slots.live(k)
-    return _checked_record(k, home.slots[k], home, root)
+    return _checked_record(k, layout, home.slots[k], home, root)
 
 
-def _checked_record(k: int, slot: Slot, home: StoreHome, root: RootRecord) -> Mapping[str, Any]:
+def _checked_record(
+    k: int, layout: SegmentLayout, slot: Slot, home: StoreHome, root: RootRecord
+) -> Mapping[str, Any]:
     """Return a slot's record, after a look at what it says of the slot's arrays."""
     try:
         record = slot.read_record()
     except DamagedStoreError as error:
         raise error.within(Where(segment=k)) from error
-    if record["segment"] != k:
-        raise DamagedStoreError(
-            f"the slot of a segment is one of segment {record['segment']}",
-            segment=k,
-            path=slot.path,
-        )
-    if record["fingerprint"] != root.fingerprint:
-        raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
+    _check_record(record, slot, layout, k, root)
     slot.check_arrays(record)
     for name, sums in record["checksums"].items():
         home.unverified[home.place(ObjectKey(Kind.STATE, name, k))[0].path, None] = sums
     return record
+
+
+def _check_record(
+    record: Mapping[str, Any], slot: Slot, layout: SegmentLayout, k: int, root: RootRecord
+) -> None:
+    """Raise DamagedStoreError unless a record is the segment's own, and laid out as the model is.
+
+    The sizes of buffers and of reads come from the layout, so the disk must have the same.
+    """
+    if record["segment"] != k:
+        raise DamagedStoreError("a live name points to another segment's slot", segment=k)
+    if record["fingerprint"] != root.fingerprint:
+        raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
+    if record["table"] != layout.table() or record["checksums"].keys() != {
+        array.name for array in layout.arrays
+    }:
+        raise DamagedStoreError(
+            "a record has other tensors than its segment", segment=k, path=slot.record_path
+        )
+    for array in layout.arrays:
+        found = slot.array(array.name)
+        if (found.dtype, found.chunk_bytes, found.chunks) != (
+            array.dtype,
+            array.chunk_bytes,
+            array.chunks,
+        ):
+            raise DamagedStoreError(
+                "an array is not laid out as its segment",
+                segment=k,
+                array=array.name,
+                path=found.path,
+            )
 
 
 def _kept_records(
@@ -132,12 +162,20 @@ def _kept_records(
     records: dict[int, Mapping[str, Any]] = {}
     for k in layouts.state:
         try:
-            record = read_record(home.kept_record(k))
+            record = read_kept(home.kept_record(k))
         except DamagedStoreError as error:
             torn[k] = error.within(Where(segment=k))
             continue
-        if record["fingerprint"] == root.fingerprint and record["segment"] == k:
-            records[k] = record
+        if record["fingerprint"] != root.fingerprint or record["segment"] != k:
+            continue
+        arrays = home.kept_arrays(k)
+        if {name: len(sums) for name, sums in record["checksums"].items()} != arrays:
+            raise DamagedStoreError(
+                "what is kept of a segment has other arrays than the segment",
+                segment=k,
+                path=home.kept_record(k),
+            )
+        records[k] = record
     return records
 
 
@@ -172,12 +210,19 @@ def _adopt(k: int, record: Mapping[str, Any], home: StoreHome) -> None:
         home.unverified[home.place(key)[0].path, None] = sums
 
 
-def _handoff(record: Mapping[str, Any], layouts: Layouts) -> dict[ObjectKey, list[int]]:
+def _handoff(
+    record: Mapping[str, Any], layouts: Layouts, home: StoreHome
+) -> dict[ObjectKey, list[int]]:
     rows = record["handoff"].get("gradients", [])
     handoff = {}
     for row in rows:
         key = ObjectKey(Kind.GRADIENT, row["name"], row["segment"], row["micro_batch"])
-        if key.name not in layouts.gradients:
+        if (
+            key.name not in layouts.gradients
+            or not home.has_gradient(key)
+            or len(row["checksums"]) != layouts.gradients[key.name].chunks
+            or key in handoff
+        ):
             raise DamagedStoreError(f"a hand-off names {key}, which the model does not have")
         handoff[key] = list(row["checksums"])
     return handoff

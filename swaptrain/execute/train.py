@@ -15,6 +15,7 @@ from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
+from swaptrain.store.contained import check_contained
 from swaptrain.store.lock import RunLock
 from swaptrain.store.root import RootRecord, read_root
 
@@ -36,6 +37,7 @@ def train(
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
     """
     run_dir = config.run.dir
+    check_contained(run_dir)
     recorded = None if fresh else recorded_config(run_dir)
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=accept_change)

@@ -29,7 +29,7 @@ class MetricsFile:
         self.path = path
         is_new = not path.exists()
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             if is_new:
                 directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
                 try:

@@ -12,8 +12,9 @@ from typing import Any
 
 from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError
-from swaptrain.store.record import read_record
-from swaptrain.store.root import RootRecord, read_root, segments_directory
+from swaptrain.store.live import Held, held_segments
+from swaptrain.store.root import RootRecord, read_root
+from swaptrain.store.state_record import read_kept
 
 __all__ = ["RunReport", "SegmentRow", "read_run"]
 
@@ -102,7 +103,8 @@ def _patiently(
 def _position(
     path: Path, config: Config, root: RootRecord
 ) -> tuple[tuple[SegmentRow, ...], int, str]:
-    rows = tuple(_segment(path, row) for row in root.segments)
+    held = held_segments(path, root)
+    rows = tuple(_segment(one, row) for one, row in zip(held, root.segments, strict=True))
     versions = {row.index: row.version for row in rows if row.version is not None}
     if not versions:
         raise DamagedStoreError("the store has no segment with state to update", path=path)
@@ -162,27 +164,21 @@ def _listed(versions: dict[int, int]) -> str:
 def _kept_version(path: Path, segment: int) -> int | None:
     """Return the step whose gradient is kept beside a segment; a torn record counts as none."""
     try:
-        record = read_record(path / "spill" / "kept" / f"{segment:03d}" / "record.json")
+        record = read_kept(path / "spill" / "kept" / f"{segment:03d}" / "record.json")
     except DamagedStoreError:
         return None
     return int(record["version"])
 
 
-def _segment(path: Path, row: dict[str, Any]) -> SegmentRow:
-    index = int(row["segment"])
-    link = segments_directory(path) / f"{index:03d}"
-    frozen = path / "static" / "frozen" / f"{index:03d}"
-    size_bytes = _disk_bytes(frozen) if frozen.is_dir() else 0
-    version: int | None = None
-    slot = "frozen" if size_bytes else "-"
-    if link.is_symlink():
-        home = path / "slots" / Path(os.readlink(link)).name
-        record = read_record(home / "zarr.json")
-        if record["segment"] != index:
-            raise DamagedStoreError("a live name points to another segment's slot", segment=index)
-        version, slot = int(record["version"]), home.name
-        size_bytes += _disk_bytes(home.resolve())
-    return SegmentRow(index, str(row["unit"]), len(row["parameters"]), version, slot, size_bytes)
+def _segment(held: Held, row: dict[str, Any]) -> SegmentRow:
+    size_bytes = _disk_bytes(held.frozen.path) if held.frozen is not None else 0
+    slot = "frozen" if held.frozen is not None else "-"
+    if held.state is not None:
+        slot = held.state.id
+        size_bytes += _disk_bytes(held.state.path.resolve())
+    return SegmentRow(
+        held.segment, row["unit"], len(row["parameters"]), held.version, slot, size_bytes
+    )
 
 
 def _writer(path: Path) -> str | None:

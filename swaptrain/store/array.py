@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import Future
-from math import prod
 from pathlib import Path
 
 import zarr
@@ -18,8 +16,12 @@ from swaptrain.store.bfloat16 import register
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import allocate, flush_file_system
 from swaptrain.store.layout import ArrayLayout
+from swaptrain.store.schema import array_shape
+from swaptrain.strict_json import read_json
 
 __all__ = ["ArrayFiles"]
+
+_MOST_METADATA_BYTES = 2**16
 
 
 class ArrayFiles:
@@ -45,22 +47,15 @@ class ArrayFiles:
 
         Raises DamagedStoreError when it is missing or is not an array that swaptrain writes.
         """
+        file = path / "zarr.json"
         try:
-            metadata = json.loads((path / "zarr.json").read_bytes())
-            dtype, shape = metadata["data_type"], metadata["shape"]
-            chunk = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-            chunk_bytes = prod(chunk) * ITEMSIZE[dtype]
-            return cls(
-                path,
-                dtype,
-                chunk_bytes,
-                shape[-1] // chunk[-1],
-                shape[0] if len(shape) == 2 else None,
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            metadata = read_json(file, _MOST_METADATA_BYTES)
+        except (OSError, ValueError) as error:
             raise DamagedStoreError(
-                "an array's metadata cannot be read", array=path.name, path=path / "zarr.json"
+                f"an array's metadata cannot be read: {error}", array=path.name, path=file
             ) from error
+        found = array_shape(metadata, file)
+        return cls(path, found.dtype, found.chunk_bytes, found.chunks, found.rows)
 
     @property
     def name(self) -> str:

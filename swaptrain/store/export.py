@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.bfloat16 import numpy_dtype
+from swaptrain.store.live import held_segments
 from swaptrain.store.lock import RunLock
 from swaptrain.store.reader import ChunkReader, read_tensor
-from swaptrain.store.record import read_record
 from swaptrain.store.root import read_buffers, read_root, segments_directory
 from swaptrain.store.safetensors import StreamedTensor, write_safetensors
-from swaptrain.store.slots import Slot, frozen_slot
+from swaptrain.store.slots import Slot
+from swaptrain.store.state_record import read_kept
 
 __all__ = ["export_weights"]
 
@@ -83,15 +84,12 @@ def _sources(run: Path) -> list[_Source]:
     root = read_root(run)
     assert root is not None
     sources, versions = [], {}
-    for segment in range(1, len(root.segments) + 1):
-        if (segments_directory(run) / f"{segment:03d}").is_symlink():
-            slot = Slot(segments_directory(run) / f"{segment:03d}")
-            source = _Source(slot, slot.read_record())
-            versions[segment] = source.record["version"]
-            sources.append(source)
-        frozen = frozen_slot(run, segment)
-        if frozen.path.is_dir():
-            sources.append(_Source(frozen, frozen.read_record()))
+    for held in held_segments(run, root):
+        if held.state is not None and held.record is not None:
+            versions[held.segment] = held.record["version"]
+            sources.append(_Source(held.state, held.record))
+        if held.frozen is not None and held.frozen_record is not None:
+            sources.append(_Source(held.frozen, held.frozen_record))
     if not sources:
         raise DamagedStoreError("the store has no segments", path=segments_directory(run))
     if len(set(versions.values())) > 1:
@@ -112,7 +110,7 @@ def _sources(run: Path) -> list[_Source]:
 def _is_pending(run: Path, segment: int, version: int) -> bool:
     """Whether the gradient of the step after `version` is done and waits for its update."""
     try:
-        record = read_record(run / "spill" / "kept" / f"{segment:03d}" / "record.json")
+        record = read_kept(run / "spill" / "kept" / f"{segment:03d}" / "record.json")
     except DamagedStoreError:
         return False  # there is none, or the writing of it was cut short
     return int(record["version"]) == version + 1

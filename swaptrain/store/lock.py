@@ -27,7 +27,7 @@ class RunLock:
         make_directory(path.parent)
         try:
             # The descriptor is not inherited by programs that this process starts.
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise run_error(error, path, "open") from error
         try:

@@ -13,6 +13,7 @@ import xxhash
 
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.files import run_error
+from swaptrain.strict_json import parse_json
 
 __all__ = ["decode_record", "encode_record", "read_record", "record_size", "write_record"]
 
@@ -21,6 +22,8 @@ _BLANK = b"0" * 16
 _REST_START = len(_HEAD) + len(_BLANK)
 _GRAIN_BYTES = 4096
 _FLOAT = "$float"
+_NOT_FINITE = ("nan", "inf", "-inf")
+_MOST_BYTES = 2**26
 
 
 def record_size(attributes: Mapping[str, Any]) -> int:
@@ -52,13 +55,26 @@ def encode_record(attributes: Mapping[str, Any], size_bytes: int | None = None) 
 
 
 def decode_record(content: bytes, path: Path) -> dict[str, Any]:
-    """Return the attributes of a record; raises DamagedStoreError when it does not verify."""
+    """Return the attributes of a record; raises DamagedStoreError when it does not verify.
+
+    What the attributes say is for `store.schema` to check.
+    """
     rest = content[_REST_START:]
     if content[:_REST_START] != _HEAD + _digest(rest):
         raise DamagedStoreError("a record does not verify", path=path)
-    attributes = _from_json(json.loads(content))["attributes"]["swaptrain"]
+    try:
+        group = _from_json(parse_json(content))
+    except (ValueError, RecursionError) as error:
+        raise DamagedStoreError(
+            f"a record is not what swaptrain writes: {error}", path=path
+        ) from error
+    if group.keys() != {"zarr_format", "node_type", "attributes"} or group["attributes"].keys() != {
+        "swaptrain"
+    }:
+        raise DamagedStoreError("a record is not what swaptrain writes", path=path)
+    attributes: dict[str, Any] = group["attributes"]["swaptrain"]
     del attributes["checksum"]
-    return dict(attributes)
+    return attributes
 
 
 def write_record(path: Path, attributes: Mapping[str, Any], size_bytes: int) -> None:
@@ -85,11 +101,14 @@ def write_record(path: Path, attributes: Mapping[str, Any], size_bytes: int) -> 
 def read_record(path: Path) -> dict[str, Any]:
     """Return a record's attributes; raises DamagedStoreError when it is missing or not whole."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except FileNotFoundError as error:
         raise DamagedStoreError("a record is missing", path=path) from error
     except OSError as error:
         raise run_error(error, path, "read") from error
+    if len(content) > _MOST_BYTES:
+        raise DamagedStoreError(f"a record is larger than {_MOST_BYTES:,} bytes", path=path)
     return decode_record(content, path)
 
 
@@ -113,6 +132,8 @@ def _to_json(value: Any) -> Any:
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
+            if value[_FLOAT] not in _NOT_FINITE:
+                raise ValueError(f"{_FLOAT} of another number than {', '.join(_NOT_FINITE)}")
             return float(value[_FLOAT])
         return {key: _from_json(item) for key, item in value.items()}
     if isinstance(value, list):

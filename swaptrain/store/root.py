@@ -28,6 +28,7 @@ from swaptrain.store.files import (
     write_aside,
 )
 from swaptrain.store.record import encode_record, read_record
+from swaptrain.store.schema import check_root
 
 __all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
 __all__ += ["link_static", "read_buffers", "read_root", "refuse_tmpfs", "segments_directory"]
@@ -90,21 +91,21 @@ def create_root(run_dir: Path, record: RootRecord, *, tree: str | None = None) -
 def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
     """Return the root's record; None where the creation of the store was never finished.
 
-    Raises DamagedStoreError when it does not verify, ConfigError when its format is another one.
+    Raises DamagedStoreError when it does not verify or says what no root can say, ConfigError when
+    its format is another one.
     """
     path = tree_directory(run_dir, tree) / "zarr.json"
     if not path.exists():
         return None
     attributes = read_record(path)
-    if attributes.get("format") != FORMAT:
+    number = attributes.get("format")
+    if type(number) is int and number != FORMAT:
         raise ConfigError(
-            f"the store {path.parent} has format {attributes.get('format')}, this swaptrain reads "
+            f"the store {path.parent} has format {number}, this swaptrain reads "
             f"format {FORMAT}: use the version that made it, or start over with --fresh"
         )
-    try:
-        return RootRecord(**attributes)
-    except TypeError as error:
-        raise DamagedStoreError("the root's record lacks fields", path=path) from error
+    check_root(attributes, path)
+    return RootRecord(**attributes)
 
 
 def write_buffers(

@@ -15,8 +15,9 @@ from typing import Any
 
 import xxhash
 
-from swaptrain.errors import DamagedStoreError, RunError, Where
+from swaptrain.errors import ConfigError, DamagedStoreError, RunError, Where
 from swaptrain.store.array import ArrayFiles
+from swaptrain.store.contained import POOL, is_pool_link
 from swaptrain.store.files import (
     allocate,
     flush_directory,
@@ -29,8 +30,9 @@ from swaptrain.store.holds import held_slots, snapshot_paths
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.record import read_record, write_record
 from swaptrain.store.root import ensure_group, link_static, segments_directory
+from swaptrain.store.schema import check_state, check_table
 
-__all__ = ["TREES", "Slot", "Slots", "create_frozen", "frozen_slot"]
+__all__ = ["TREES", "Slot", "Slots", "create_frozen", "delete_slot", "frozen_slot"]
 
 TREES = ("a", "b")
 """The two trees of a store with commit_every > 1: one is live, the other one is being written."""
@@ -70,8 +72,14 @@ class Slot:
         return self.arrays[name]
 
     def read_record(self) -> dict[str, Any]:
-        """Return what the record says; raises DamagedStoreError when it does not verify."""
-        return read_record(self.record_path)
+        """Return what the record says.
+
+        Raises DamagedStoreError when it does not verify or does not fit the arrays of the slot.
+        """
+        record = read_record(self.record_path)
+        check_state(record, self.record_path)
+        check_table(record, self.arrays, self.record_path, record["segment"])
+        return record
 
     def write_record(self, attributes: dict[str, Any]) -> None:
         """Overwrite the record in place and flush it; raises RunError.
@@ -167,7 +175,7 @@ class Slots:
         new = (name for name in numbers if name not in present | used_ids)
         free = [*spare[:free_count], *itertools.islice(new, max(0, free_count - len(spare)))]
         for name in spare[free_count:]:
-            _delete(folder / name)
+            delete_slot(self.run_dir, folder / name)
         # What the last commit or a snapshot left is not touched: what is missing is not made up.
         kept = self._live_ids((self.tree() or TREES[0]) if self._trees else None).union(
             *self._held.values()
@@ -289,7 +297,7 @@ class Slots:
             for shape_class, slots in self._slots.items():
                 free = set(self.free(shape_class))
                 for slot in free:
-                    _delete(slot.path)
+                    delete_slot(self.run_dir, slot.path)
                 self._slots[shape_class] = [slot for slot in slots if slot not in free]
         flush_directory(self.run_dir / "slots")
 
@@ -323,20 +331,41 @@ class Slots:
 
     def _place(self, path: Path) -> None:
         """Make sure that `path` exists: a directory, or a link to one on the next disk in turn."""
+        if path.is_symlink():
+            self._check_link(path)
+            return
         if path.is_dir() or not self._paths:
             return
-        if path.is_symlink():
-            raise RunError(
-                f"the slot {path} lies in {os.readlink(path)}, which is not there: bring its disk "
-                "back, or start over with --fresh"
-            )
         disk = self._paths[sum(1 for _ in path.parent.iterdir()) % len(self._paths)]
-        target = disk / _POOL / run_token(self.run_dir) / path.name
+        target = disk / POOL / run_token(self.run_dir) / path.name
         make_directory(target)
         try:
             path.symlink_to(target)
         except OSError as error:
             raise run_error(error, path, "make the link") from error
+
+    def _check_link(self, path: Path) -> None:
+        """Let a slot be this run's own folder on another disk, where it is now, or refuse it."""
+        token, target = run_token(self.run_dir), Path(os.readlink(path))
+        if target.parent.name == token and target.is_dir():
+            return
+        for disk in self._paths:  # the disk, or the run with its folder there, was moved
+            found = disk / POOL / token / path.name
+            if found.is_dir() and not found.is_symlink():
+                replace_link(path, str(found))
+                return
+        if target.parent.name == token:
+            raise RunError(
+                f"the slot {path} lies in {target}, which is not there: bring its disk back (if it "
+                "is mounted elsewhere now, name that place in store.paths), or start over with "
+                "--fresh"
+            )
+        raise ConfigError(
+            f"the slot {path} lies in {target}, which is not a folder of this run. If the run was "
+            f"moved here with all that it has, rename {target.parent} to "
+            f"{target.parent.with_name(token)} and name its disk in store.paths; a copy needs the "
+            "slots of its own"
+        )
 
 
 def frozen_slot(run_dir: Path, segment: int) -> Slot:
@@ -357,13 +386,22 @@ def create_frozen(run_dir: Path, segment: int, layout: SegmentLayout, *, record_
 
 
 def run_token(run_dir: Path) -> str:
-    """Return the name of a run's folder on other disks: readable, and its own."""
-    digest = hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=4).hexdigest()
-    return f"{run_dir.name}-{digest}"
+    """Return the name of a run's folder on other disks: readable, and its own.
+
+    It depends on the run's path, so that neither a copy of a run nor a run of somebody else writes
+    into this one's slots.
+    """
+    path = run_dir.resolve()
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
+    return f"{path.name}-{digest}"
 
 
-def _delete(path: Path) -> None:
-    target = path.resolve()
-    shutil.rmtree(target)
-    if path.is_symlink():
-        path.unlink()
+def delete_slot(run_dir: Path, path: Path) -> None:
+    """Delete a slot, on another disk too if it is in this run's own folder there."""
+    if not path.is_symlink():
+        shutil.rmtree(path)
+        return
+    target = Path(os.readlink(path))
+    if is_pool_link(str(target), path.name) and target.parent.name == run_token(run_dir):
+        shutil.rmtree(target, ignore_errors=not target.exists())
+    path.unlink()

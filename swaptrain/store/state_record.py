@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from swaptrain.store.layout import SegmentLayout
+from swaptrain.store.record import read_record
+from swaptrain.store.schema import check_kept
 
-__all__ = ["blank_checksums", "state_record"]
+__all__ = ["blank_checksums", "read_kept", "state_record"]
 
 
 def state_record(
@@ -41,3 +44,13 @@ def state_record(
 def blank_checksums(layout: SegmentLayout) -> dict[str, list[int]]:
     """Return checksums of the longest text, from which `record_size` finds the bytes to reserve."""
     return {array.name: [2**64 - 1] * array.chunks for array in layout.arrays}
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    """Return the record of what is kept of a segment beside its slot (`execute/commits.py`).
+
+    Raises DamagedStoreError when it is missing, torn, or says what no such record can say.
+    """
+    record = read_record(path)
+    check_kept(record, path)
+    return record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,16 @@ def spec(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TensorSpe
 def array(name: str, tensors: list[TensorSpec], *, chunk_bytes: int = 8192) -> ArrayLayout:
     """Return a layout of small chunks."""
     return lay_out(name, tensors[0].dtype, tensors, chunk_limit_bytes=chunk_bytes)
+
+
+def small_root(segments: int = 1, **fields: Any) -> RootRecord:
+    """Return a root's record that says what every root says."""
+    row = {"unit": "layers", "isomorphism": 0, "parameters": []}
+    choices = {
+        "cuts": [], "threads": 1, "dtype": "float32", "torch": "2.9", "update_device": "cpu",
+    }  # fmt: skip
+    rows = [{"segment": k, **row} for k in range(1, segments + 1)]
+    return RootRecord("test", rows, choices=choices, **fields)
 
 
 class SmallStore:
@@ -78,7 +89,7 @@ class SmallStore:
 
     def finish(self) -> None:
         """Write the root and close."""
-        create_root(self.run_dir, RootRecord("test", [{} for _ in self.layouts]))
+        create_root(self.run_dir, small_root(len(self.layouts)))
         self.close()
 
     def close(self) -> None:

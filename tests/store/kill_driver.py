@@ -21,6 +21,7 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.layout import SegmentLayout, lay_out
 from swaptrain.store.recovery import Action, Found, decide, flush_everything
 from swaptrain.store.slots import Slots
+from swaptrain.store.state_record import state_record
 
 ELEMENTS = 400_000
 TENSOR = TensorSpec("w", (ELEMENTS,), (1,), "float32")
@@ -64,7 +65,19 @@ def commit(run: Path, slots: Slots, committer: Committer, k: int, step: int) -> 
     committer.commit(
         k,
         slot,
-        lambda sums: {"version": step, "sums": sums.arrays["weights"], "handoff": sums.handoff},
+        lambda sums: state_record(
+            segment=k,
+            version=step,
+            fingerprint="test",
+            layout=LAYOUT,
+            checksums=sums.arrays,
+            handoff={
+                "gradients": [
+                    {"name": "h", "segment": k, "micro_batch": 0, "checksums": chunks}
+                    for chunks in sums.handoff
+                ]
+            },
+        ),
         [Write(slot.array("weights"), buffer)],
         handoffs,
     )
@@ -96,14 +109,14 @@ def recover(run: Path) -> tuple[int, int]:
             versions.append(record["version"])
             buffer = aligned(ARRAY.nbytes)
             weights = slot.array("weights")
-            for future in weights.read(io, buffer, checksums=record["sums"]):
+            for future in weights.read(io, buffer, checksums=record["checksums"]["weights"]):
                 future.result()
             values = np.frombuffer(buffer, np.float32)
             assert (values == record["version"] * 10 + k).all()
-            if record["handoff"]:
+            if gradients := record["handoff"]["gradients"]:
                 try:
                     for future in handoff(run).read(
-                        io, aligned(4096), row=0, checksums=record["handoff"][0]
+                        io, aligned(4096), row=0, checksums=gradients[0]["checksums"]
                     ):
                         future.result()
                     handoffs.add((k, record["version"]))

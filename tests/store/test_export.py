@@ -86,7 +86,7 @@ def run(tmp_path: Path) -> Path:
     sums = [f.result() for f in slot.array("frozen").write(store.io, buffer, flush=True)]
     slot.write_record(
         state_record(
-            segment=1, version=0, fingerprint="t", layout=layout, checksums={"frozen": sums}
+            segment=1, version=0, fingerprint="test", layout=layout, checksums={"frozen": sums}
         )
     )
     write_buffers(directory, {"b.table": np.arange(4, dtype=np.float16)})

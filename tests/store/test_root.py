@@ -16,7 +16,6 @@ from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.store.files import run_error, write_aside
 from swaptrain.store.lock import RunLock
 from swaptrain.store.root import (
-    RootRecord,
     create_root,
     ensure_group,
     free_bytes,
@@ -26,26 +25,27 @@ from swaptrain.store.root import (
     segments_directory,
     write_buffers,
 )
+from tests.store.helpers import small_root
 
 
 def test_the_root_comes_back(tmp_path: Path) -> None:
     """What is recorded at creation is read as it was; before that there is no store."""
     assert read_root(tmp_path) is None
-    record = RootRecord("abc", [{"segment": 1}], 3, {"threads": 2, "x": [0.1]}, step=6)
+    record = small_root(2, commit_every=3, step=6)
     create_root(tmp_path, record)
     assert read_root(tmp_path) == record
     assert (
-        zarr.open_group(tmp_path / "store", mode="r").attrs["swaptrain"]["choices"]["threads"] == 2
+        zarr.open_group(tmp_path / "store", mode="r").attrs["swaptrain"]["choices"]["threads"] == 1
     )
 
 
 def test_a_bad_root_is_refused(tmp_path: Path) -> None:
     """Damage is exit 3; a store of another format is exit 2 and says what to do."""
-    create_root(tmp_path, RootRecord("abc", [], format=99))
+    create_root(tmp_path, small_root(format=99))
     with pytest.raises(ConfigError, match="format 99"):
         read_root(tmp_path)
     path = tmp_path / "store" / "zarr.json"
-    path.write_bytes(path.read_bytes().replace(b"abc", b"abd"))
+    path.write_bytes(path.read_bytes().replace(b"test", b"tesu"))
     with pytest.raises(DamagedStoreError, match="does not verify"):
         read_root(tmp_path)
 
@@ -62,7 +62,7 @@ def test_buffers_keep_dtype_shape_and_bits(tmp_path: Path) -> None:
     }
     write_buffers(tmp_path, buffers)
     write_buffers(tmp_path, buffers)
-    create_root(tmp_path, RootRecord("abc", []))
+    create_root(tmp_path, small_root())
     back = read_buffers(tmp_path)
     assert back.keys() == buffers.keys()
     for name, value in buffers.items():

@@ -10,6 +10,7 @@ import pytest
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.slots import Slots
+from swaptrain.store.state_record import state_record
 
 from .helpers import array, spec
 
@@ -71,10 +72,12 @@ def test_creation_completes_what_a_crash_left(tmp_path: Path) -> None:
     """Missing files are made again; what was committed stays."""
     slots = _slots(tmp_path)
     slot = slots.create(LAYOUT, 3, record_bytes=4096)[0]
-    slot.write_record({"version": 7})
+    sums = {"weights": [0] * LAYOUT.arrays[0].chunks}
+    record = state_record(segment=1, version=7, fingerprint="t", layout=LAYOUT, checksums=sums)
+    slot.write_record(record)
     slot.array("weights").files()[0].unlink()
     again = _slots(tmp_path).create(LAYOUT, 3, record_bytes=4096)[0]
-    assert again.read_record()["version"] == 7
+    assert again.read_record() == {**record, "metadata": slot.metadata}
     assert again.array("weights").files()[0].stat().st_size == LAYOUT.arrays[0].chunk_bytes
 
 
