@@ -29,6 +29,7 @@ from swaptrain.store.files import (
 )
 from swaptrain.store.record import encode_record, read_record
 from swaptrain.store.schema import check_root
+from swaptrain.store.schema_static import check_static, check_static_array
 
 __all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
 __all__ += ["link_static", "read_buffers", "read_root", "refuse_tmpfs", "segments_directory"]
@@ -105,7 +106,10 @@ def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
             f"format {FORMAT}: use the version that made it, or start over with --fresh"
         )
     check_root(attributes, path)
-    return RootRecord(**attributes)
+    try:
+        return RootRecord(**attributes)
+    except TypeError as error:
+        raise DamagedStoreError("the root's record has unknown keys", path=path) from error
 
 
 def write_buffers(
@@ -122,7 +126,13 @@ def write_buffers(
         group = zarr.open_group(directory, mode="w", zarr_format=3)
         for key, value in buffers.items():
             # A copy in row-major order; ascontiguousarray would turn 0-D into 1-D.
-            group.create_array(key, data=np.array(value, order="C"), compressors=None)
+            # All chunks are written, also of zeros: what is on the disk says how large it is.
+            group.create_array(
+                key,
+                data=np.array(value, order="C"),
+                compressors=None,
+                config={"write_empty_chunks": True},
+            )
         sums = {
             str(file.relative_to(directory)): xxhash.xxh3_64_intdigest(file.read_bytes())
             for file in sorted(directory.rglob("*"))
@@ -147,7 +157,8 @@ def read_buffers(run_dir: Path, *, name: str = "buffers") -> dict[str, NDArray[A
         return {}
     for damage in damaged_buffers(run_dir, name=name):
         raise damage
-    group = zarr.open_group(directory, mode="r")
+    # Every array has been checked by itself; a consolidated copy of the metadata has not.
+    group = zarr.open_group(directory, mode="r", zarr_format=3, use_consolidated=False)
     return {
         key: np.asarray(array[...]).astype(numpy_dtype(str(array.metadata.to_dict()["data_type"])))
         for key, array in group.arrays()
@@ -158,22 +169,37 @@ def damaged_buffers(run_dir: Path, *, name: str = "buffers") -> Iterator[Damaged
     """Yield what is wrong with the files that `write_buffers` wrote, by their record."""
     directory = run_dir / "static" / name
     try:
-        sums = read_record(directory / "zarr.json").get("checksums", {})
+        record = read_record(directory / "zarr.json")
+        check_static(record, directory)
     except DamagedStoreError as error:
         yield error.within(Where(array=name))
         return
-    for relative, expected in sums.items():
+    sums = record["checksums"]
+    there = {
+        str(file.relative_to(directory))
+        for file in directory.rglob("*")
+        if file.is_file() and file.parent != directory
+    }
+    for relative in sorted(there - sums.keys()):
+        yield DamagedStoreError("a file has no checksum", array=name, path=directory / relative)
+    for relative in sorted(sums.keys() - there):
+        path = directory / relative
+        yield DamagedStoreError("a file of the store is missing", array=name, path=path)
+    for relative in sorted(there & sums.keys()):
+        expected = sums[relative]
         file = directory / relative
         array = f"{name}/{Path(relative).parts[0]}"
         try:
             found = xxhash.xxh3_64_intdigest(file.read_bytes())
-        except FileNotFoundError:
-            yield DamagedStoreError("a file of the store is missing", array=array, path=file)
-            continue
         except OSError as error:
             raise run_error(error, file, "read") from error
         if found != expected:
             yield DamagedStoreError("a checksum is wrong", array=array, path=file)
+    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+        try:
+            check_static_array(folder)
+        except DamagedStoreError as error:
+            yield error.within(Where(array=f"{name}/{folder.name}"))
 
 
 def link_static(run_dir: Path, name: str) -> None:

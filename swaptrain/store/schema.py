@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
 
-__all__ = ["ArrayShape", "array_shape", "check_kept", "check_root", "check_state", "check_table"]
+__all__ = ["MOST_ELEMENTS", "ArrayShape", "array_shape", "check_array_keys", "check_kept"]
+__all__ += ["check_root", "check_state", "check_table", "plain_codecs"]
 
 MOST_ELEMENTS = 2**48
 """Of one tensor or array: more than any disk holds."""
@@ -41,7 +42,7 @@ def check_root(record: Mapping[str, Any], path: Path) -> None:
         _keys(row, _SEGMENT_ROW, path, what)
         if row["segment"] != number:
             raise _bad(f"{what} is of segment {row['segment']}", path)
-    _keys(record["choices"], _CHOICES, path, "what was chosen at creation", others=True)
+    _keys(record["choices"], _CHOICES, path, "what was chosen at creation")
 
 
 def check_state(record: Mapping[str, Any], path: Path) -> None:
@@ -63,6 +64,12 @@ def check_state(record: Mapping[str, Any], path: Path) -> None:
 def check_kept(record: Mapping[str, Any], path: Path) -> None:
     """Check the record of what is kept of a segment beside its slot."""
     _keys(record, _KEPT, path, "a record")
+
+
+def check_array_keys(metadata: Any, path: Path) -> None:
+    """Check what the zarr.json of any array of a store has, one value at a time."""
+    name = path.parent.name
+    _keys(metadata, _ARRAY, path, "an array's metadata", array=name)
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,9 @@ class Shaped(Protocol):
 def array_shape(metadata: Any, path: Path) -> ArrayShape:
     """Return what the zarr.json of an array says, if it is one as swaptrain writes them."""
     name = path.parent.name
-    _keys(metadata, _ARRAY, path, "an array's metadata", others=True, array=name)
+    check_array_keys(metadata, path)
+    if not _zero(metadata["fill_value"]):
+        raise _bad("an array has another fill value than 0", path, name)
     shape, dtype = metadata["shape"], metadata["data_type"]
     grid = metadata["chunk_grid"]["configuration"]["chunk_shape"]
     if not 1 <= len(shape) <= 2 or len(grid) != len(shape) or any(n < 1 for n in (*shape, *grid)):
@@ -103,7 +112,7 @@ def array_shape(metadata: Any, path: Path) -> ArrayShape:
     chunk_bytes = grid[-1] * ITEMSIZE[dtype]
     if chunk_bytes > _MOST_CHUNK_BYTES or chunk_bytes % _PAGE_BYTES or prod(shape) > MOST_ELEMENTS:
         raise _bad(f"an array of shape {shape} has chunks of {chunk_bytes} bytes", path, name)
-    if metadata["codecs"] not in _codecs(dtype):
+    if metadata["codecs"] not in plain_codecs(dtype):
         raise _bad("an array has other codecs than plain bytes", path, name)
     rows = shape[0] if len(shape) == 2 else None
     return ArrayShape(dtype, chunk_bytes, shape[-1] // grid[-1], rows)
@@ -161,11 +170,13 @@ def _keys(
     path: Path,
     what: str,
     *,
-    others: bool = False,
     optional: Mapping[str, Check] = MappingProxyType({}),
     array: str | None = None,
 ) -> None:
-    """Check that an object has the keys and that each value is as it has to be."""
+    """Check that an object has the keys and that each value is as it has to be.
+
+    Further keys are let be: nobody reads them.
+    """
     if not isinstance(found, dict):
         raise _bad(f"{what} is not an object", path, array)
     for key in wanted:
@@ -174,8 +185,6 @@ def _keys(
     for key, check in {**wanted, **optional}.items():
         if key in found and not check(found[key]):
             raise _bad(f"{what} has an impossible value of {key}", path, array)
-    if not others and (unknown := sorted(found.keys() - wanted.keys() - optional.keys())):
-        raise _bad(f"{what} has the unknown key {unknown[0][:40]!r}", path, array)
 
 
 def _bad(what: str, path: Path, array: str | None = None) -> DamagedStoreError:
@@ -243,7 +252,7 @@ def _zero(found: Any) -> bool:
     return type(found) in {bool, int, float} and found == 0
 
 
-def _codecs(dtype: str) -> list[list[dict[str, Any]]]:
+def plain_codecs(dtype: str) -> list[list[dict[str, Any]]]:
     """Return the two ways to write that the bytes are the array's, without endianness for bytes."""
     if ITEMSIZE[dtype] == 1:
         return [[{"name": "bytes"}], [{"name": "bytes", "configuration": {}}]]
@@ -321,6 +330,6 @@ _ARRAY: dict[str, Check] = {
     "shape": _sizes,
     "chunk_grid": _grid,
     "chunk_key_encoding": lambda found: found == _keys_of_separator,
-    "fill_value": _zero,
+    "fill_value": lambda found: not isinstance(found, dict | list),
     "codecs": lambda found: isinstance(found, list),
 }
