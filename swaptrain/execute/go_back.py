@@ -18,6 +18,7 @@ from swaptrain.store.files import flush_directory, run_error, write_aside
 from swaptrain.store.record import encode_record, read_record
 from swaptrain.store.recovery import flush_everything
 from swaptrain.store.root import RootRecord, create_root
+from swaptrain.store.schema import check_intent
 from swaptrain.store.slot_bytes import verify_slot
 from swaptrain.store.slots import Slots
 from swaptrain.store.snapshots import Snapshot, clear_unfinished, drop_snapshots, list_snapshots
@@ -75,7 +76,9 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
     if not (run_dir / INTENT).exists():
         return root
     flush_everything(run_dir)
-    step = int(read_record(run_dir / INTENT)["step"])
+    intent = read_record(run_dir / INTENT)
+    check_intent(intent, run_dir / INTENT)
+    step: int = intent["step"]
     snapshot = find_snapshot(run_dir, root, step)
     later = [found for found in list_snapshots(run_dir) if found.step > step]
     with MetricsFile(run_dir / "metrics.jsonl") as metrics:

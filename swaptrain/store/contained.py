@@ -28,6 +28,7 @@ _LINKS = [
         (r"store/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./slots/{_SLOT}"),
         (r"store/(frozen|buffers)(\.next)?", r"\.\./static/(frozen|buffers)"),
         (r"trees/[ab]/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./\.\./slots/{_SLOT}"),
+        (r"snapshots/[0-9]{8,}(\.tmp)?/[0-9]{3,9}", rf"\.\./\.\./slots/{_SLOT}"),
         (r"trees/[ab]/(frozen|buffers)(\.next)?", r"\.\./\.\./static/(frozen|buffers)"),
     )
 ]

@@ -18,8 +18,15 @@ from typing import Any, Protocol
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
 
-__all__ = ["MOST_ELEMENTS", "ArrayShape", "array_shape", "check_array_keys", "check_kept"]
-__all__ += ["check_root", "check_state", "check_table", "plain_codecs"]
+__all__ = ["MOST_ELEMENTS", "ArrayShape", "array_shape", "check_array_keys", "check_intent"]
+__all__ += [
+    "check_kept",
+    "check_root",
+    "check_snapshot",
+    "check_state",
+    "check_table",
+    "plain_codecs",
+]
 
 MOST_ELEMENTS = 2**48
 """Of one tensor or array: more than any disk holds."""
@@ -64,6 +71,16 @@ def check_state(record: Mapping[str, Any], path: Path) -> None:
 def check_kept(record: Mapping[str, Any], path: Path) -> None:
     """Check the record of what is kept of a segment beside its slot."""
     _keys(record, _KEPT, path, "a record")
+
+
+def check_snapshot(record: Mapping[str, Any], path: Path) -> None:
+    """Check the record of a snapshot; its slots are compared with its links."""
+    _keys(record, _SNAPSHOT, path, "a snapshot's record")
+
+
+def check_intent(record: Mapping[str, Any], path: Path) -> None:
+    """Check the record of a run that is going back."""
+    _keys(record, {"step": _whole(0)}, path, "a record")
 
 
 def check_array_keys(metadata: Any, path: Path) -> None:
@@ -323,6 +340,7 @@ _KEPT: dict[str, Check] = {
     "losses": _losses,
     "norms": _norms,
 }
+_SNAPSHOT: dict[str, Check] = {"step": _whole(0), "fingerprint": _name}
 _ARRAY: dict[str, Check] = {
     "zarr_format": lambda found: type(found) is int and found == 3,
     "node_type": lambda found: found == "array",

@@ -24,6 +24,7 @@ from swaptrain.store.holds import (
 )
 from swaptrain.store.record import encode_record, read_record
 from swaptrain.store.root import RootRecord
+from swaptrain.store.schema import check_snapshot
 from swaptrain.store.slots import Slot, Slots
 
 __all__ = ["Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots", "list_snapshots"]
@@ -57,6 +58,7 @@ class Snapshot:
         """
         path = self.path / _RECORD
         record = read_record(path)
+        check_snapshot(record, path)
         links = {f"{k:03d}": slot.id for k, slot in self.slots.items()}
         if record.get("step") != self.step or record.get("slots") != links:
             raise DamagedStoreError("a snapshot's record does not fit its links", path=path)
