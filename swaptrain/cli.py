@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(str(stop))
         return stop.exit_code
     except SwaptrainError as error:
-        _say(f"error: {error}")
+        _say("; ".join([f"error: {error}", *getattr(error, "__notes__", ())]))
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")

@@ -10,6 +10,7 @@ __all__ = [
     "CaptureError",
     "ConfigError",
     "DamagedStoreError",
+    "NotFiniteError",
     "RunError",
     "StoppedBySignal",
     "SwaptrainError",
@@ -41,6 +42,10 @@ class RunError(SwaptrainError):
     """The run failed and can be resumed: disk full, I/O error, a loss that is not finite."""
 
     exit_code = 1
+
+
+class NotFiniteError(RunError):
+    """A loss or a gradient is not finite: the run would meet it again."""
 
 
 @dataclass(frozen=True)

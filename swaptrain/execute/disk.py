@@ -76,6 +76,8 @@ def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
     for need in needs:
         by_disk.setdefault(existing_parent(need.path).stat().st_dev, []).append(need)
     reserved = _reserved_bytes(run_dir)
+    if sum(need.total_bytes for need in needs) <= sum(reserved.values()):
+        return  # all of it is there, wherever the slots were put
     for device, group in by_disk.items():
         needed_bytes = sum(need.total_bytes for need in group)
         room_bytes = free_bytes(group[0].path) + reserved.get(device, 0)

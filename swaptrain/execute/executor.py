@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from swaptrain.errors import RunError
+from swaptrain.errors import NotFiniteError
 from swaptrain.execute.clipping import clip_coefficient, mean_loss, total_norm
 from swaptrain.execute.commits import Commits, Ledger
 from swaptrain.execute.guard import BudgetGuard
@@ -141,7 +141,7 @@ class Executor:
         losses = state.ledger.losses
         mean = mean_loss([losses[m] for m in sorted(losses)])
         if not torch.isfinite(torch.tensor(mean)):
-            raise RunError(
+            raise NotFiniteError(
                 f"step {state.step}: the loss is {mean}; nothing of this step was kept, the last "
                 "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data"
             )

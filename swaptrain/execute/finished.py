@@ -7,12 +7,12 @@ from pathlib import Path
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
-from swaptrain.execute.go_back import INTENT
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.live import held_segments
 from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.slot_bytes import copy_slot
 from swaptrain.store.slots import TREES, Slot, Slots, delete_slot
+from swaptrain.store.snapshots import GOING_BACK
 
 __all__ = ["begun_otherwise", "finished_step", "finished_text", "separate", "start_over"]
 
@@ -87,5 +87,5 @@ def start_over(run_dir: Path) -> None:
             for slot in path.glob("*") if name == "slots" else ():
                 delete_slot(run_dir, slot)
             shutil.rmtree(path)
-    for name in ("metrics.jsonl", "config.yaml", INTENT):
+    for name in ("metrics.jsonl", "config.yaml", GOING_BACK):
         (run_dir / name).unlink(missing_ok=True)

@@ -21,12 +21,15 @@ from swaptrain.store.root import RootRecord, create_root
 from swaptrain.store.schema import check_intent
 from swaptrain.store.slot_bytes import verify_slot
 from swaptrain.store.slots import Slots
-from swaptrain.store.snapshots import Snapshot, clear_unfinished, drop_snapshots, list_snapshots
+from swaptrain.store.snapshots import (
+    GOING_BACK,
+    Snapshot,
+    clear_unfinished,
+    drop_snapshots,
+    list_snapshots,
+)
 
-__all__ = ["INTENT", "complete_going_back", "find_snapshot", "go_back", "verify_snapshot"]
-
-INTENT = "going-back.json"
-"""In the run directory while a run goes back: the record of the step that it goes back to."""
+__all__ = ["complete_going_back", "find_snapshot", "go_back", "verify_snapshot"]
 
 
 def find_snapshot(run_dir: Path, root: RootRecord | None, step: int) -> Snapshot:
@@ -64,7 +67,7 @@ def go_back(
     Lines of metrics and snapshots of later steps go, and all that was spilled: the step's number
     would make the redone steps take it for theirs. The snapshot itself stays.
     """
-    write_aside(run_dir / INTENT, encode_record({"step": snapshot.step}))
+    write_aside(run_dir / GOING_BACK, encode_record({"step": snapshot.step}))
     return complete_going_back(run_dir, root, note)
 
 
@@ -73,11 +76,11 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
 
     Returns the root's record as it is then.
     """
-    if not (run_dir / INTENT).exists():
+    if not (run_dir / GOING_BACK).exists():
         return root
     flush_everything(run_dir)
-    intent = read_record(run_dir / INTENT)
-    check_intent(intent, run_dir / INTENT)
+    intent = read_record(run_dir / GOING_BACK)
+    check_intent(intent, run_dir / GOING_BACK)
     step: int = intent["step"]
     snapshot = find_snapshot(run_dir, root, step)
     later = [found for found in list_snapshots(run_dir) if found.step > step]
@@ -96,7 +99,7 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
     else:
         slots.restore(snapshot.slots)
     drop_snapshots(slots, later)
-    (run_dir / INTENT).unlink()
+    (run_dir / GOING_BACK).unlink()
     flush_directory(run_dir)
     dropped = ", ".join(str(found.step) for found in later)
     note(

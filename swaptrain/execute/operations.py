@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
-from swaptrain.errors import RunError
+from swaptrain.errors import NotFiniteError
 from swaptrain.execute.clipping import gradient_norm
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
@@ -131,7 +131,7 @@ class Operations:
         for name, gradient in self._accumulators(instruction, slabs, read=True).items():
             norm = float(gradient_norm(gradient))
             if not math.isfinite(norm) and not bool(torch.isfinite(gradient).all()):
-                raise RunError(
+                raise NotFiniteError(
                     f"step {step}: the gradient of {name} (segment {instruction.segment}) is not "
                     "finite; its segment was not updated. Lower optimizer.lr, set "
                     "optimizer.clip_norm, or look at the data of this step"

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import torch
 
 from swaptrain.config import Config, check_resume
-from swaptrain.errors import ConfigError, RunError
+from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
 from swaptrain.execute.finished import finished_step, finished_text
-from swaptrain.execute.go_back import INTENT, complete_going_back, find_snapshot
+from swaptrain.execute.go_back import complete_going_back, find_snapshot
 from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.stopping import StopRequest
@@ -18,6 +18,7 @@ from swaptrain.observe.progress import Progress
 from swaptrain.store.contained import check_contained
 from swaptrain.store.lock import RunLock
 from swaptrain.store.root import RootRecord, read_root
+from swaptrain.store.snapshots import GOING_BACK, list_snapshots
 
 __all__ = ["train"]
 
@@ -31,11 +32,25 @@ def train(
 ) -> None:
     """Train as `config` says, from the beginning or from where its run directory stopped.
 
-    With `from_step` the run goes back to the snapshot of that step first.
+    With `from_step` the run goes back to the snapshot of that step first. Where that would help
+    after an error, a note of the error says so.
 
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
     """
+    try:
+        _train(config, fresh=fresh, accept_change=accept_change, from_step=from_step)
+    except (DamagedStoreError, NotFiniteError) as error:
+        steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
+        if steps and not fresh:
+            error.add_note(
+                f"there are snapshots of steps {', '.join(map(str, steps))}: the same command with "
+                f"--from-step {steps[-1]} goes back to the last of them"
+            )
+        raise
+
+
+def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int | None) -> None:
     run_dir = config.run.dir
     check_contained(run_dir)
     recorded = None if fresh else recorded_config(run_dir)
@@ -48,7 +63,7 @@ def train(
         ExitStack() as held,
     ):
         # A run that another process trains is refused at once, not after the model's capture.
-        exists = (run_dir / "lock").exists() or (run_dir / INTENT).exists()
+        exists = (run_dir / "lock").exists() or (run_dir / GOING_BACK).exists()
         lock = held.enter_context(RunLock(run_dir)) if exists else None
         root = None if fresh else read_root(run_dir)
         if root is not None:

@@ -61,6 +61,9 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
     if report.rows:
         last = report.rows[-1]
         yield "", f"last line of metrics: step {last.get('step')}, loss {_number(last, 'loss')}"
+    for row in report.snapshots:
+        own = f"{format_size(row.own_bytes)} of its own" if row.own_bytes else "shares its slots"
+        yield "snapshot", f"step {row.step}: {own}"
     yield "process", f"training ({report.writer})" if report.writer else "none has the run open"
     yield "disk", format_size(report.disk_bytes)
 

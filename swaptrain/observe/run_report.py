@@ -13,10 +13,13 @@ from typing import Any
 from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.live import Held, held_segments
-from swaptrain.store.root import RootRecord, read_root
+from swaptrain.store.record import read_record
+from swaptrain.store.root import RootRecord, read_root, segments_directory
+from swaptrain.store.schema import check_intent
+from swaptrain.store.snapshots import GOING_BACK, list_snapshots
 from swaptrain.store.state_record import read_kept
 
-__all__ = ["RunReport", "SegmentRow", "read_run"]
+__all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
 
 _TAIL_BYTES = 2**16
 _TRIES = 10
@@ -38,6 +41,15 @@ class SegmentRow:
 
 
 @dataclass(frozen=True)
+class SnapshotRow:
+    """An earlier step that is kept."""
+
+    step: int
+    own_bytes: int
+    """Of the slots that neither the live state nor a later snapshot has."""
+
+
+@dataclass(frozen=True)
 class RunReport:
     """A run directory at one moment."""
 
@@ -55,6 +67,7 @@ class RunReport:
     rows: tuple[dict[str, Any], ...]
     """The last lines of metrics.jsonl."""
     disk_bytes: int
+    snapshots: tuple[SnapshotRow, ...] = ()
 
 
 def read_run(path: Path, *, lines: int = 5) -> RunReport:
@@ -83,7 +96,20 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         state=state,
         rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
         disk_bytes=_disk_bytes(path),
+        snapshots=tuple(_snapshots(path)),
     )
+
+
+def _snapshots(path: Path) -> list[SnapshotRow]:
+    links = [link for link in segments_directory(path).glob("*") if link.is_symlink()]
+    seen = {Path(os.readlink(link)).name for link in links}
+    rows = []
+    for snapshot in reversed(list_snapshots(path)):
+        own = [slot for slot in snapshot.slots.values() if slot.id not in seen]
+        seen.update(slot.id for slot in own)
+        own_bytes = sum(_disk_bytes(slot.path.resolve()) for slot in own)
+        rows.append(SnapshotRow(snapshot.step, own_bytes))
+    return rows[::-1]
 
 
 def _patiently(
@@ -105,6 +131,11 @@ def _position(
 ) -> tuple[tuple[SegmentRow, ...], int, str]:
     held = held_segments(path, root)
     rows = tuple(_segment(one, row) for one, row in zip(held, root.segments, strict=True))
+    if (path / GOING_BACK).exists():
+        intent = read_record(path / GOING_BACK)
+        check_intent(intent, path / GOING_BACK)
+        text = "going back to a snapshot: run the training command to complete it"
+        return rows, int(intent["step"]), text
     versions = {row.index: row.version for row in rows if row.version is not None}
     if not versions:
         raise DamagedStoreError("the store has no segment with state to update", path=path)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from swaptrain.errors import DamagedStoreError
+from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.slots import Slot
 
 __all__ = ["copy_slot", "verify_slot"]
-
-Block = Callable[[list[memoryview]], None]
 
 
 def verify_slot(slot: Slot, io: DirectIO, *, segment: int, version: int) -> None:
@@ -44,7 +42,11 @@ def copy_slot(source: Slot, target: Slot, io: DirectIO, *, segment: int, version
 
 
 def _read_record(slot: Slot, segment: int, version: int) -> dict[str, Any]:
-    record = slot.read_record()
+    try:
+        record = slot.read_record()
+    except DamagedStoreError as error:
+        raise error.within(Where(segment)) from error
+    slot.check_arrays(record)
     if (record["segment"], record["version"]) != (segment, version):
         raise DamagedStoreError(
             f"a slot should hold step {version} and holds step {record['version']} "
@@ -75,20 +77,14 @@ def _read(
     blocks = [memory[size * i : size * (i + 1)] for i in range(many)]
     for first in range(0, len(files), many):
         futures = [
-            io.read(file, block, checksum=checksum)
-            for file, block, checksum in zip(
-                files[first : first + many], blocks, sums[first : first + many], strict=False
+            io.read(
+                files[number],
+                blocks[number - first],
+                checksum=sums[number],
+                where=Where(segment, array.name, number),
             )
+            for number in range(first, min(first + many, len(files)))
         ]
-        for number, future in enumerate(futures, first):
-            try:
-                future.result()
-            except DamagedStoreError as error:
-                raise DamagedStoreError(
-                    "a chunk does not verify",
-                    segment=segment,
-                    array=array.name,
-                    chunk=number,
-                    path=files[number],
-                ) from error
+        for future in futures:
+            future.result()
         yield first, blocks[: len(futures)]

@@ -27,7 +27,11 @@ from swaptrain.store.root import RootRecord
 from swaptrain.store.schema import check_snapshot
 from swaptrain.store.slots import Slot, Slots
 
-__all__ = ["Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots", "list_snapshots"]
+__all__ = ["GOING_BACK", "Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots"]
+__all__ += ["list_snapshots"]
+
+GOING_BACK = "going-back.json"
+"""In the run directory while a run goes back to a snapshot: the record of its step."""
 
 _RECORD = "zarr.json"
 _ASIDE = ".tmp"

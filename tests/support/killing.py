@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,13 @@ def metrics_key(run_dir: Path) -> list[list[Any]]:
 
 def final_state(run_dir: Path) -> dict[str, str]:
     """Return a digest of every array of every live slot, and the versions."""
+    return digest_of(run_dir / "store" / "segments")
+
+
+def digest_of(directory: Path) -> dict[str, str]:
+    """Return the same of the slots that the names in a directory point to."""
     state = {}
-    for link in sorted((run_dir / "store" / "segments").iterdir()):
+    for link in sorted(directory.iterdir()):
         if link.is_symlink():
             state[link.name] = str(read_record(link / "zarr.json")["version"])
             for array in sorted(path.parent for path in link.glob("*/zarr.json")):
@@ -146,6 +151,7 @@ class Runs:
         steps: int | None = None,
         name: str | None = None,
         setup: Callable[[], None] = lambda: None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[int, int, str]:
         """Train in a child; return its wait status, the calls it counted, and its last words."""
         reading, writing = os.pipe()
@@ -168,7 +174,7 @@ class Runs:
                 if stop_after_creation:
                     Training.run = _stop  # type: ignore[method-assign]
                 setup()
-                training.train(config)
+                training.train(config, **(options or {}))
             except _Created:
                 pass
             except BaseException as error:
