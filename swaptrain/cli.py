@@ -15,6 +15,7 @@ import typer
 
 from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, StoppedBySignal, SwaptrainError
+from swaptrain.execute.stopping import StopRequest
 
 __all__ = ["main"]
 
@@ -23,7 +24,7 @@ _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
   inspect   show what a run directory holds
-  export    write the weights of a run's last commit to a safetensors file
+  export    write the weights of a run to a safetensors file, also while it trains
 
 `python -m swaptrain VERB --help` explains a verb; docs/config.md every key of a config.
 
@@ -130,7 +131,11 @@ def _export(
         typer.Option(help="Write in this dtype; the default is the one that was trained in."),
     ] = None,
 ) -> Action:
-    """Write the weights of a run's last commit to a safetensors file."""
+    """Write the weights of a run to a safetensors file.
+
+    Of a run that trains, as they are at the end of the step in progress: the trainer waits until
+    they are read. Of any other, as its last commit left them.
+    """
 
     def action() -> None:
         _check_run(run)
@@ -138,7 +143,7 @@ def _export(
             raise ConfigError(f"--to {to}: the file's name must end in .safetensors")
         from swaptrain.store.export import export_weights
 
-        export_weights(run, to, dtype.value if dtype else None)
+        export_weights(run, to, dtype.value if dtype else None, note=print)
 
     return action
 
@@ -151,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         action = _parse(list(sys.argv[1:] if argv is None else argv))
         if action is not None:
-            action()
+            with StopRequest():
+                action()
         sys.stdout.flush()
     except StoppedBySignal as stop:
         _say(str(stop))

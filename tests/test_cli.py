@@ -82,9 +82,9 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
     assert main(["inspect", str(tmp_path)]) == 0
     assert calls[2] == ("inspect_run", (tmp_path,), {})
     assert main(["export", str(tmp_path), "--to", str(to), "--dtype", "bfloat16"]) == 0
-    assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), {})
+    assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), {"note": print})
     assert main(["export", str(tmp_path), "--to", str(to)]) == 0
-    assert calls[4] == ("export_weights", (tmp_path, to, None), {})
+    assert calls[4] == ("export_weights", (tmp_path, to, None), {"note": print})
 
 
 @pytest.mark.parametrize(

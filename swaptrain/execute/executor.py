@@ -61,8 +61,10 @@ class Executor:
         commits: Commits,
         guard: BudgetGuard,
         *,
+        begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
     ) -> None:
+        self._begin = begin
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
 
@@ -76,11 +78,13 @@ class Executor:
     ) -> None:
         """Execute a program; `following` is what comes after it, for prefetch and eviction.
 
-        After each instruction `tick` is called, which may raise to stop, unless `quiet`.
+        Before each instruction `begin` is called; after each but the last one `tick`, which may
+        raise to stop, unless `quiet`. What comes behind a program is the caller's.
         """
         durable = durable_objects((*program, *following)) if state.commit else _nothing
         self._tier.follow(program, following, durable)
         for position, instruction in enumerate(program):
+            self._begin(instruction)
             slabs = self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
             self._execute(instruction, slabs, state)
@@ -90,7 +94,7 @@ class Executor:
             self._tier.release(instruction)
             self._operations.forget(instruction)
             self._tier.write_behind(position)
-            if not quiet:
+            if not quiet and position < len(program) - 1:
                 self._tick(instruction)
 
     def _execute(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
@@ -109,7 +113,7 @@ class Executor:
                 loss = operations.evaluate(instruction, slabs)
                 if loss is not None:
                     state.ledger.losses[m] = loss
-            case Operation.KEEP:
+            case Operation.KEEP | Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
             case Operation.SETTLE:
                 self._check(instruction, slabs, state)
@@ -154,6 +158,8 @@ class Executor:
                 self._commits.commit_segment(instruction, slabs, state.update_step, ledger)
             elif state.rewrite:
                 self._commits.write_segment(instruction, slabs, state.update_step, ledger)
+        elif instruction.operation is Operation.STORE:
+            self._commits.write_segment(instruction, slabs, state.update_step, state.ledger)
         elif state.commit and instruction.operation in (Operation.SETTLE, Operation.KEEP):
             self._commits.keep(instruction, slabs, state.step, state.ledger)
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
+from swaptrain.execute.boundary import Boundary
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.create import Creation, open_slots, root_record
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, snapshot_count
@@ -35,6 +36,7 @@ from swaptrain.store.commit import Committer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import write_aside
 from swaptrain.store.recovery import flush_everything
+from swaptrain.store.request import ExportDoor
 from swaptrain.store.root import RootRecord, create_root
 from swaptrain.store.slots import Slots
 from swaptrain.store.snapshots import (
@@ -189,9 +191,16 @@ class OpenRun:
     def _create(self, creation: Creation) -> RootRecord:
         plan, model = self._prepared.plan, self._prepared.plan.captured.model
         self._progress.note(f"writing {model.parameter_count:,} initial weights to {self._run_dir}")
+        segments = len(model.segments)
+
+        def tick(k: int) -> None:
+            self._stop.check_after(f"writing segment {k}/{segments}")
+            self._stop.doing(f"writing segment {min(k + 1, segments)}/{segments}")
+
+        self._stop.doing(f"writing segment 1/{segments}")
         creation.write(
             self._prepared.built.construction,
-            lambda k: self._stop.check_after(f"writing segment {k}/{len(model.segments)}"),
+            tick,
             trees=self._trees,
         )
         root = root_record(
@@ -266,7 +275,9 @@ class OpenRun:
             plan=plan,
             data=data,
             evaluation=evaluation,
-            executor=Executor(tier, plan.operations, commits, guard, tick=self._tick),
+            executor=Executor(
+                tier, plan.operations, commits, guard, begin=self._begin, tick=self._tick
+            ),
             commits=commits,
             tier=tier,
             pool=pool,
@@ -274,6 +285,7 @@ class OpenRun:
             metrics=metrics,
             position=position,
             trees=trees,
+            boundary=Boundary(self._stop, ExportDoor(self._run_dir, self._progress.note)),
             report=self._progress.step_done,
             floor_s=floor,
             change=change,
@@ -289,6 +301,11 @@ class OpenRun:
         retain()
         return replace(self._prepared.plan, base_bytes=resident_bytes())
 
+    def _begin(self, instruction: Instruction) -> None:
+        """Say what a signal would wait for."""
+        segments = len(self._prepared.plan.captured.model.segments)
+        self._stop.doing(f"segment {max(1, instruction.segment)}/{segments}")
+
     def _tick(self, instruction: Instruction) -> None:
         """Show where the step is; raise StoppedBySignal if a signal came."""
         segments = len(self._prepared.plan.captured.model.segments)
@@ -299,7 +316,10 @@ class OpenRun:
                 instruction.segment - 1,
                 segments,
             )
-        self._stop.check(instruction, segments)
+        what = f"{instruction.operation} of segment {instruction.segment}/{segments}"
+        if not instruction.segment:
+            what = "loading a batch"
+        self._stop.check_after(what)
 
     def _summary(self, plan: Plan) -> str:
         model = plan.captured.model
@@ -319,5 +339,6 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
     "keep": "backward",
     "settle": "update",
     "update": "update",
+    "store": "update",
     "evaluate": "eval",
 }

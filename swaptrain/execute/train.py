@@ -17,8 +17,9 @@ from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
 from swaptrain.store.contained import check_contained
 from swaptrain.store.lock import RunLock
+from swaptrain.store.request import ExportDoor
 from swaptrain.store.root import RootRecord, read_root
-from swaptrain.store.snapshots import GOING_BACK, list_snapshots
+from swaptrain.store.snapshots import list_snapshots
 
 __all__ = ["train"]
 
@@ -62,28 +63,30 @@ def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int |
         StopRequest() as stop,
         ExitStack() as held,
     ):
-        # A run that another process trains is refused at once, not after the model's capture.
-        exists = (run_dir / "lock").exists() or (run_dir / GOING_BACK).exists()
-        lock = held.enter_context(RunLock(run_dir)) if exists else None
-        root = None if fresh else read_root(run_dir)
-        if root is not None:
-            root = complete_going_back(run_dir, root, progress.note)
-        back_to = None
-        if from_step is not None:
-            back_to = find_snapshot(run_dir, root, from_step)
-        elif root is not None:
-            step = finished_step(run_dir, root, config)
-            if step is not None:
-                progress.finish(finished_text(run_dir, step))
-                return
-        prepared = Prepared(config, root, progress.note)
-        if root is not None:
-            _check_choices(root, prepared, progress)
-        stop.check_after("capturing the model")
-        if lock is None:
-            lock = held.enter_context(RunLock(run_dir))
-            if root is None and not fresh and read_root(run_dir) is not None:
-                raise RunError(f"another process has just begun {run_dir}: run the command again")
+        # Before the model's capture, so that of two processes the second one is refused at once.
+        lock = held.enter_context(RunLock(run_dir, note=progress.note))
+        try:
+            # An export of the run as it was is let read to its end.
+            ExportDoor(run_dir, progress.note).let_in(None, lambda: None)
+            if not fresh and recorded_config(run_dir) != recorded:
+                raise RunError(f"another process has just changed {run_dir}: run the command again")
+            root = None if fresh else read_root(run_dir)
+            if root is not None:
+                root = complete_going_back(run_dir, root, progress.note)
+            back_to = None
+            if from_step is not None:
+                back_to = find_snapshot(run_dir, root, from_step)
+            elif root is not None:
+                step = finished_step(run_dir, root, config)
+                if step is not None:
+                    progress.finish(finished_text(run_dir, step))
+                    return
+            prepared = Prepared(config, root, progress.note)
+            if root is not None:
+                _check_choices(root, prepared, progress)
+        except BaseException:
+            lock.withdraw()
+            raise
         before = recorded.resolved().optimizer if recorded is not None else None
         try:
             run = OpenRun(config, prepared, root, progress, stop)

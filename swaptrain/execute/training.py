@@ -11,6 +11,7 @@ from torch import Tensor
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data.batches import Batches
 from swaptrain.errors import StoppedBySignal
+from swaptrain.execute.boundary import Boundary
 from swaptrain.execute.build import cast_batch
 from swaptrain.execute.clipping import mean_loss
 from swaptrain.execute.commits import Commits
@@ -67,6 +68,7 @@ class Training:
     metrics: MetricsFile
     position: Position
     trees: Trees | None
+    boundary: Boundary
     report: Callable[[StepMetrics], None]
     floor_s: Callable[[int, int, float, float], float | None]
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
@@ -81,17 +83,23 @@ class Training:
         self._pending: tuple[int, ...] = decision.pending
         self._ledger = self.position.ledger
         self.step = decision.step
+        self._running: StepState | None = None
+        self.boundary.updates_left = lambda: bool(self._updates_left())
+        self.boundary.committed = (lambda t=self.trees: t.step) if self.trees else None
         try:
             if self.change is None:
                 self._finish_interrupted()
             else:
                 self._finish_before_change(self.change)
+            self.boundary.end(self.step - 1)
+            self._between(self.step - 1)
             while self.step <= self.config.train.steps:
                 self._step(self.step, None)
                 self.step += 1
+                self._between(self.step - 1)
             self._flush(self.step - 1)
         except StoppedBySignal:
-            self._flush_rest()
+            self._save_what_is_done()
             self.commits.drain()
             raise
         self.commits.drain()
@@ -122,6 +130,7 @@ class Training:
     def _step(self, step: int, top: int | None) -> None:
         builder, deferred = self.plan.builder, self.plan.builder.deferred
         begun = time.perf_counter()
+        self.boundary.begin(step)
         counters = _Counters.of(self)
         program = builder.step(
             pending_updates=self._pending,
@@ -136,8 +145,10 @@ class Training:
         self._ledger = state.ledger
         if deferred:
             self._pending = tuple(self.plan.layouts.state)
+            self._running = None  # which has done another step's updates
+        self.boundary.end(step)
         if self.trees is not None and self.trees.commits(step):
-            self._flush(step)
+            self._flush(step, quiet=True)
             self.trees.switch(step)
         losses = state.ledger.in_order()
         moved = _Counters.of(self) - counters
@@ -196,23 +207,59 @@ class Training:
             and self.trees.commits(step),
         )
 
-    def _flush(self, step: int) -> None:
+    def _flush(self, step: int, *, quiet: bool = False) -> None:
         """Do the updates of `step` that are pending: before evaluation, export and the end."""
         if not self._pending:
             return
         self._running = state = self._state(step + 1)
         state.rewrite = self.trees is not None and self.trees.commits(step)
-        self.executor.run(self.plan.builder.flush(self._pending), state)
+        self.executor.run(self.plan.builder.flush(self._pending), state, quiet=quiet)
         self._pending = ()
 
-    def _flush_rest(self) -> None:
-        """Before stopping in a forward: do the pending updates that it has not come to."""
-        if self.trees is not None:
-            return  # they would not be committed
-        rest = [k for k in self._pending if k not in self._running.updated]
-        if rest:
+    def _between(self, step: int) -> None:
+        """Make the store whole behind `step` if somebody wants that: an export, or a stop."""
+        if not self.boundary.is_wanted:
+            return
+        if self.trees is None:
+            self._flush(step)
+            self.commits.drain()
+        elif self.trees.step != step:
+            self._commit_tree(step)
+        self.boundary.serve(step)
+
+    def _commit_tree(self, step: int) -> None:
+        """Commit behind a step for which that was not planned (commit_every > 1)."""
+        assert self.trees is not None
+        self.trees.include(step)
+        if self._pending:
+            self._flush(step, quiet=True)
+        else:
+            state = self._state(step)
+            state.update_step, state.ledger = step, self._ledger
+            self.executor.run(self.plan.builder.store(), state, quiet=True)
+        self.trees.switch(step)
+
+    def _save_what_is_done(self) -> None:
+        """Before stopping: do the pending updates that the program has not come to.
+
+        With commit_every > 1 they would not be committed, unless the stop is between two steps.
+        """
+        whole = self.boundary.whole
+        if self.trees is not None and (whole is None or whole == self.trees.step):
+            return
+        if self._running is not None:
+            rest = self._updates_left()
             self._running.updated.update(rest)
             self.executor.run(self.plan.builder.flush(rest), self._running, quiet=True)
+            self._pending = ()
+        if self.trees is not None and whole is not None:
+            self._commit_tree(whole)
+
+    def _updates_left(self) -> list[int]:
+        """Return the segments whose pending update the program that runs has not come to."""
+        if self._running is None:
+            return []
+        return [k for k in self._pending if k not in self._running.updated]
 
     def _complete_metrics(self, done: int) -> None:
         """Cut lines of steps that will be done again; write the last one's if a kill lost it."""

@@ -37,12 +37,23 @@ class Trees:
         self._layouts, self._slots, self._home = layouts, slots, home
         self._commits, self._root = commits, root
         self._last_step, self._keep_every = last_step, keep_every
+        self._included: int | None = None
         self._point()
+
+    @property
+    def step(self) -> int:
+        """The step of the live tree."""
+        return self._root.step
+
+    def include(self, step: int) -> None:
+        """Let the store be committed behind `step` too, though it was not planned."""
+        self._included = step
 
     def commits(self, step: int) -> bool:
         """Whether the store is committed behind `step`."""
         kept = self._keep_every is not None and step % self._keep_every == 0
-        return step % self._root.commit_every == 0 or step == self._last_step or kept
+        planned = step % self._root.commit_every == 0 or step == self._last_step
+        return planned or kept or step == self._included
 
     def switch(self, step: int) -> None:
         """Make the tree that holds `step` the live one; every segment was written to it."""

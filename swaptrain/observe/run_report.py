@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError
-from swaptrain.store.live import Held, held_segments
+from swaptrain.store.live import Held
+from swaptrain.store.lock import lock_owner
 from swaptrain.store.record import read_record
-from swaptrain.store.root import RootRecord, read_root, segments_directory
+from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.schema import check_intent
 from swaptrain.store.snapshots import GOING_BACK, list_snapshots
 from swaptrain.store.state_record import read_kept
+from swaptrain.store.view import LiveStore, look
 
 __all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
 
@@ -73,25 +75,31 @@ class RunReport:
 def read_run(path: Path, *, lines: int = 5) -> RunReport:
     """Return what a run directory holds.
 
-    A run that is training changes while it is read: what does not fit together is then read again.
+    A run that is training changes while it is read: it is looked at until two looks are the same.
     Raises ConfigError for what is no run, DamagedStoreError for what does not verify.
     """
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{path} is no run: it has no config.yaml; give the run.dir of a config")
     config = load_config(path / "config.yaml", ())
-    root = read_root(path)
-    if root is None:
-        segments: tuple[SegmentRow, ...] = ()
-        done, state = 0, "the store was not finished: run the same command to go on"
+    writer = lock_owner(path)
+    live = look(path)
+    kept = _kept(path, config, live)
+    for _ in range(_TRIES):
+        if live is None or not live.has_changed():
+            done, state = _state(path, config, live, kept)
+            break
+        time.sleep(_PAUSE_S)
+        live = look(path)
+        kept = _kept(path, config, live)
     else:
-        found = root
-        segments, done, state = _patiently(path, lambda: _position(path, config, found))
+        done, state = _in_motion(live)
+    rows = zip(live.segments, live.root.segments, strict=True) if live is not None else ()
     return RunReport(
         path=path,
         config=config,
-        root=root,
-        segments=segments,
-        writer=_writer(path),
+        root=live.root if live is not None else None,
+        segments=tuple(_segment(held, row) for held, row in rows),
+        writer=str(writer) if writer is not None else None,
         done=done,
         state=state,
         rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
@@ -105,76 +113,76 @@ def _snapshots(path: Path) -> list[SnapshotRow]:
     seen = {Path(os.readlink(link)).name for link in links}
     rows = []
     for snapshot in reversed(list_snapshots(path)):
-        own = [slot for slot in snapshot.slots.values() if slot.id not in seen]
+        try:
+            own = [slot for slot in snapshot.slots.values() if slot.id not in seen]
+        except FileNotFoundError:
+            continue  # dropped while the run goes on
         seen.update(slot.id for slot in own)
         own_bytes = sum(_disk_bytes(slot.path.resolve()) for slot in own)
         rows.append(SnapshotRow(snapshot.step, own_bytes))
     return rows[::-1]
 
 
-def _patiently(
-    path: Path, read: Callable[[], tuple[tuple[SegmentRow, ...], int, str]]
-) -> tuple[tuple[SegmentRow, ...], int, str]:
-    """Read again what a writer was changing; without one, what is wrong stays wrong."""
-    for _ in range(_TRIES):
-        try:
-            return read()
-        except DamagedStoreError:
-            if _writer(path) is None:
-                break
-            time.sleep(_PAUSE_S)
-    return read()
-
-
-def _position(
-    path: Path, config: Config, root: RootRecord
-) -> tuple[tuple[SegmentRow, ...], int, str]:
-    held = held_segments(path, root)
-    rows = tuple(_segment(one, row) for one, row in zip(held, root.segments, strict=True))
+def _state(
+    path: Path, config: Config, live: LiveStore | None, kept: Mapping[int, int | None]
+) -> tuple[int, str]:
+    """Return the last step done, and in words where a store is that was seen as a whole."""
+    if live is None:
+        return 0, "the store was not finished: run the same command to go on"
     if (path / GOING_BACK).exists():
         intent = read_record(path / GOING_BACK)
         check_intent(intent, path / GOING_BACK)
         text = "going back to a snapshot: run the training command to complete it"
-        return rows, int(intent["step"]), text
-    versions = {row.index: row.version for row in rows if row.version is not None}
+        return int(intent["step"]), text
+    versions = live.versions
     if not versions:
         raise DamagedStoreError("the store has no segment with state to update", path=path)
-    deferred = config.optimizer.clip_norm is not None
-    if root.commit_every > 1:
-        done = root.step
-        pending = [k for k, version in versions.items() if version < done]
-    elif deferred:
-        return (rows, *_deferred(path, versions, config.train.steps))
-    else:
-        done, pending = min(versions.values()), []
-        newest = max(versions.values())
-        if newest > done:
-            committed = [k for k, version in versions.items() if version == newest]
-            if newest - done > 1 or committed != [k for k in versions if k >= committed[0]]:
-                raise DamagedStoreError(f"segments are at a mixture of steps: {_listed(versions)}")
-            return (
-                rows,
-                done,
-                (f"inside step {newest}: segments {committed[0]} to {committed[-1]} are committed"),
+    steps, newest, oldest = config.train.steps, max(versions.values()), min(versions.values())
+    committed = [k for k, version in versions.items() if version == newest]
+    behind = [k for k, version in versions.items() if version < newest]
+    if live.root.commit_every > 1:
+        done = live.root.step
+        return done, _between(done, [k for k, v in versions.items() if v < done], steps)
+    if newest - oldest > 1:
+        raise _mixture(versions)
+    if not kept:
+        if behind and committed != [k for k in versions if k >= committed[0]]:
+            raise _mixture(versions)
+        if behind:
+            return oldest, (
+                f"inside step {newest}: segments {committed[0]} to {committed[-1]} are committed"
             )
-    return rows, done, _between(done, pending, config.train.steps)
-
-
-def _deferred(path: Path, versions: dict[int, int], steps: int) -> tuple[int, str]:
-    """Return the last step done and the state of a run whose updates wait for the norm."""
-    newest, oldest = max(versions.values()), min(versions.values())
-    if newest > oldest:
-        if newest - oldest > 1:
-            raise DamagedStoreError(f"segments are at a mixture of steps: {_listed(versions)}")
-        return newest, _between(newest, [k for k, v in versions.items() if v < newest], steps)
-    kept = [k for k in versions if _kept_version(path, k) == newest + 1]
-    if len(kept) == len(versions):
-        return newest + 1, _between(newest + 1, kept, steps)
-    if kept:
+        return newest, _between(newest, [], steps)
+    if behind:
+        return newest, _between(newest, behind, steps)
+    gradients = [k for k, version in kept.items() if version == newest + 1]
+    if len(gradients) == len(versions):
+        return newest + 1, _between(newest + 1, gradients, steps)
+    if gradients:
         return newest, (
-            f"inside step {newest + 1}: the gradients of segments {kept[0]} to {kept[-1]} are kept"
+            f"inside step {newest + 1}: the gradients of segments {gradients[0]} to "
+            f"{gradients[-1]} are kept"
         )
     return newest, _between(newest, [], steps)
+
+
+def _in_motion(live: LiveStore | None) -> tuple[int, str]:
+    """Say what can be said of a store whose steps are shorter than a look at all its records."""
+    versions = live.versions.values() if live is not None else ()
+    oldest, newest = min(versions, default=0), max(versions, default=0)
+    return max(0, oldest - 1), f"inside one of the steps {oldest} to {newest + 1}, going on"
+
+
+def _kept(path: Path, config: Config, live: LiveStore | None) -> dict[int, int | None]:
+    """Return the steps of the gradients that wait for an update; none where none ever does."""
+    if live is None or live.root.commit_every > 1 or config.optimizer.clip_norm is None:
+        return {}
+    return {k: _kept_version(path, k) for k in live.versions}
+
+
+def _mixture(versions: Mapping[int, int]) -> DamagedStoreError:
+    listed = ", ".join(str(version) for version in versions.values())
+    return DamagedStoreError(f"segments are at a mixture of steps: {listed}")
 
 
 def _between(done: int, pending: list[int], steps: int) -> str:
@@ -186,10 +194,6 @@ def _between(done: int, pending: list[int], steps: int) -> str:
     if done >= steps:
         return f"finished: step {done} of {steps} is done"
     return f"step {done} of {steps} is done" if done else "created, no step is done"
-
-
-def _listed(versions: dict[int, int]) -> str:
-    return ", ".join(str(version) for version in versions.values())
 
 
 def _kept_version(path: Path, segment: int) -> int | None:
@@ -210,23 +214,6 @@ def _segment(held: Held, row: dict[str, Any]) -> SegmentRow:
     return SegmentRow(
         held.segment, row["unit"], len(row["parameters"]), held.version, slot, size_bytes
     )
-
-
-def _writer(path: Path) -> str | None:
-    """Return pid and host of the process that holds the run's lock, as /proc/locks knows it.
-
-    Asking for the lock would keep a starting run from getting it.
-    """
-    try:
-        status = (path / "lock").stat()
-        locks = Path("/proc/locks").read_text().splitlines()
-        text = (path / "lock").read_text().splitlines()
-    except OSError:
-        return None
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    if not any(device in line.split() and "FLOCK" in line for line in locks):
-        return None
-    return ", ".join(text[:2]) or "unknown"
 
 
 def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:

@@ -56,6 +56,8 @@ class Operation(StrEnum):
     """Takes the norms of finished gradients that wait for the next step's update."""
     UPDATE = "update"
     """Steps the optimizer."""
+    STORE = "store"
+    """Writes state as it is, for a commit that was not planned."""
     EVALUATE = "evaluate"
     """A forward without gradients in evaluation mode."""
 

@@ -80,6 +80,14 @@ class StepBuilder:
         program = [self._update(self.model.segment(k)) for k in sorted(pending_updates)]
         return _with_frees(program, keep_accumulators=False)
 
+    def store(self) -> Program:
+        """Return the program that writes all state, as it is, for a commit behind any step."""
+        return tuple(
+            Instruction(Operation.STORE, segment.index, changes=self._state(segment))
+            for segment in self.model.segments
+            if self._commits(segment)
+        )
+
     def evaluation(self, micro_batches: int) -> Program:
         """Return a forward of `micro_batches` micro-batches, wave by wave, without gradients."""
         program: list[Instruction] = []
@@ -148,12 +156,11 @@ class StepBuilder:
         )
 
     def _update(self, segment: SegmentSpec) -> Instruction:
-        k = segment.index
         return Instruction(
             Operation.UPDATE,
-            k,
+            segment.index,
             changes=(
-                *(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k]),
+                *self._state(segment),
                 *self._sums(segment),  # clipping scales them in place, so no write may be under way
             ),
         )
@@ -177,6 +184,10 @@ class StepBuilder:
     def _commits(self, segment: SegmentSpec) -> bool:
         """Whether the segment has state: parameters that are trained, or buffers that change."""
         return bool(self.state_arrays[segment.index])
+
+    def _state(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        k = segment.index
+        return tuple(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k])
 
     def _sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
         """The accumulator, where the segment owns parameters that are trained."""

@@ -1,9 +1,8 @@
-"""The weights of a run's last commit as one safetensors file."""
+"""The weights of a run's last step as one safetensors file, also while it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,39 +13,68 @@ from numpy.typing import NDArray
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.bfloat16 import numpy_dtype
-from swaptrain.store.live import held_segments
-from swaptrain.store.lock import RunLock
+from swaptrain.store.lock import LockOwner
 from swaptrain.store.reader import ChunkReader, read_tensor
-from swaptrain.store.root import read_buffers, read_root, segments_directory
+from swaptrain.store.request import ExportRequest
+from swaptrain.store.root import RootRecord, read_buffers
 from swaptrain.store.safetensors import StreamedTensor, write_safetensors
 from swaptrain.store.slots import Slot
 from swaptrain.store.state_record import read_kept
+from swaptrain.store.view import LiveStore, look
+from swaptrain.units import format_size
 
 __all__ = ["export_weights"]
 
 _FLOATING = {"float64", "float32", "float16", "bfloat16"}
+_TRIES = 5
 
 
-def export_weights(run: Path, to: Path, dtype: str | None, *, lock: bool = True) -> None:
-    """Write the weights and buffers of the last commit to `to`, a few chunks in memory at a time.
+def export_weights(
+    run: Path, to: Path, dtype: str | None, *, note: Callable[[str], None] = lambda _: None
+) -> int:
+    """Write the weights and buffers of one step to `to`, a few chunks in memory at a time.
 
-    Parameters keep the dtype that they were trained in, unless `dtype` says otherwise; `float32`
-    joins the two halves of split masters. Tied weights are written once, under their first name.
-    Takes the run's lock (unless the caller has it). Raises ConfigError when `run` is not a run or
-    has no store yet, or `to` cannot be a file; RunError when the run is training, stopped inside a
-    step, or the disk is full; DamagedStoreError.
+    Returns the step, of which `note` hears too.
+
+    Of a run that trains: of the end of the step in progress, where the trainer waits until they are
+    read. Of any other: of its last commit. Parameters keep the dtype that they were trained in,
+    unless `dtype` says otherwise; `float32` joins the two halves of split masters. Tied weights are
+    written once, under their first name. Raises ConfigError when `run` is not a run or has no store
+    yet, or `to` cannot be a file; RunError when the run was stopped inside a step, or the disk is
+    full; DamagedStoreError.
     """
+    to = to.resolve()  # a link stays one
     if to.is_dir():
         raise ConfigError(f"--to {to} is a directory: name a file in it")
-    if not to.absolute().parent.is_dir():
-        raise ConfigError(f"--to {to}: there is no directory {to.absolute().parent}")
+    if not to.parent.is_dir():
+        raise ConfigError(f"--to {to}: there is no directory {to.parent}")
     if not (run / "store").exists() and not (run / "config.yaml").exists():
         raise ConfigError(f"{run} is not a run directory: it has neither store/ nor config.yaml")
-    if read_root(run) is None:
+    if look(run) is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
-    with RunLock(run) if lock else nullcontext():
-        tensors = {tensor.name: tensor for tensor in _tensors(run, dtype)}
-        write_safetensors(to, list(tensors.values()))
+    with ExportRequest(run, note) as request:
+        for _ in range(_TRIES):
+            owner = request.wait()
+            while (view := _view(run, owner)) is None:
+                request.renew()
+                owner = request.wait()
+            try:
+                tensors = {tensor.name: tensor for tensor in _tensors(run, view, dtype)}
+                size_bytes = write_safetensors(to, list(tensors.values()))
+            except DamagedStoreError:
+                if not view.store.has_changed():
+                    raise
+                request.renew()
+            else:
+                note(
+                    f"wrote {to}: {len(tensors):,} tensors, {format_size(size_bytes)}, as they "
+                    f"are after step {view.step}"
+                )
+                return view.step
+    raise RunError(
+        f"{run} changes while it is read, though no process that does so holds its lock: is it "
+        "trained from another machine? Stop that first"
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +82,7 @@ class _Source:
     """A slot and its record."""
 
     slot: Slot
-    record: dict[str, Any]
+    record: Mapping[str, Any]
 
     def reader(self, array: str) -> ChunkReader:
         checksums = self.record["checksums"].get(array)
@@ -64,9 +92,56 @@ class _Source:
         return ChunkReader(self.slot.array(array), checksums, segment=segment)
 
 
-def _tensors(run: Path, dtype: str | None) -> Iterator[StreamedTensor]:
-    sources = _sources(run)
-    for source in sources:
+@dataclass(frozen=True)
+class _View:
+    """Every segment's state and frozen parameters, all of one step."""
+
+    step: int
+    store: LiveStore
+
+    @property
+    def sources(self) -> Iterator[_Source]:
+        for segment in self.store.segments:
+            if segment.state is not None and segment.record is not None:
+                yield _Source(segment.state, segment.record)
+            if segment.frozen is not None and segment.frozen_record is not None:
+                yield _Source(segment.frozen, segment.frozen_record)
+
+
+def _view(run: Path, owner: LockOwner | None) -> _View | None:
+    """Look at a store that holds still; None where it is inside a step and `owner` goes on.
+
+    Raises RunError where nobody goes on with the step.
+    """
+    store = look(run)
+    if store is None:
+        raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
+    refusal = _refusal(run, store.root, store.versions)
+    if refusal is None:
+        return _View(max(store.versions.values(), default=store.root.step), store)
+    if owner is None:
+        raise RunError(refusal)
+    return None
+
+
+def _refusal(run: Path, root: RootRecord, versions: Mapping[int, int]) -> str | None:
+    """Say why the weights are not those of one step, and what to do; None where they are."""
+    if len(set(versions.values())) > 1:
+        return (
+            f"{run} was stopped inside step {max(versions.values())}: some of its segments are a "
+            "step behind the others; go on with training until the step is done, then export"
+        )
+    if root.commit_every == 1 and all(_is_pending(run, k, v) for k, v in versions.items()):
+        return (
+            f"{run} was killed before the update of step {max(versions.values()) + 1}, whose "
+            "clipped gradients wait for it: run the training command again to go on, or stop it "
+            "with Ctrl-C, which updates first; then export"
+        )
+    return None
+
+
+def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTensor]:
+    for source in view.sources:
         rows = source.record["table"]
         remainders = {row["name"]: row for row in rows if row["array"] == "remainder"}
         for row in rows:
@@ -77,34 +152,6 @@ def _tensors(run: Path, dtype: str | None) -> Iterator[StreamedTensor]:
                 yield _parameter(source, row, None, None)
     for name, value in read_buffers(run).items():
         yield StreamedTensor(name, value.dtype.name, value.shape, value.nbytes, [value])
-
-
-def _sources(run: Path) -> list[_Source]:
-    """Return every segment's state and frozen parameters; all state is of one version."""
-    root = read_root(run)
-    assert root is not None
-    sources, versions = [], {}
-    for held in held_segments(run, root):
-        if held.state is not None and held.record is not None:
-            versions[held.segment] = held.record["version"]
-            sources.append(_Source(held.state, held.record))
-        if held.frozen is not None and held.frozen_record is not None:
-            sources.append(_Source(held.frozen, held.frozen_record))
-    if not sources:
-        raise DamagedStoreError("the store has no segments", path=segments_directory(run))
-    if len(set(versions.values())) > 1:
-        raise RunError(
-            f"{run} was stopped inside step {max(versions.values())}: some of its segments are a "
-            "step behind the others; go on with training until the step is done, then export"
-        )
-    if root.commit_every == 1 and all(_is_pending(run, k, v) for k, v in versions.items()):
-        step = max(versions.values()) + 1
-        raise RunError(
-            f"{run} was killed before the update of step {step}, whose clipped gradients wait for "
-            "it: run the training command again to go on, or stop it with Ctrl-C, which updates "
-            "first; then export"
-        )
-    return sources
 
 
 def _is_pending(run: Path, segment: int, version: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from swaptrain.errors import DamagedStoreError
 from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.slots import Slot, frozen_slot
 
-__all__ = ["Held", "check_held", "held_segments"]
+__all__ = ["Held", "check_held", "held_segment", "held_segments"]
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,23 @@ class Held:
     segment: int
     state: Slot | None
     """The live slot, under its own name: a switch does not change what it is."""
-    record: dict[str, Any] | None
-    """Of `state`."""
     frozen: Slot | None
-    frozen_record: dict[str, Any] | None
+    record: dict[str, Any] | None = None
+    """Of `state`, once it was read."""
+    frozen_record: dict[str, Any] | None = None
 
     @property
     def version(self) -> int | None:
         """The step after which the state is as it is; None where nothing is ever updated."""
         return None if self.record is None else int(self.record["version"])
+
+    def read(self) -> Held:
+        """Return the same with its records; raises DamagedStoreError where one is not whole."""
+        return replace(
+            self,
+            record=self.state.read_record() if self.state is not None else None,
+            frozen_record=self.frozen.read_record() if self.frozen is not None else None,
+        )
 
 
 def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
@@ -39,18 +47,21 @@ def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
     """
     held = []
     for row in root.segments:
-        k = row["segment"]
-        state, frozen = _live_slot(run_dir, k), frozen_slot(run_dir, k)
-        found = Held(
-            k,
-            state,
-            state.read_record() if state is not None else None,
-            frozen if frozen.path.is_dir() else None,
-            frozen.read_record() if frozen.path.is_dir() else None,
-        )
+        found = held_segment(run_dir, row["segment"]).read()
         check_held(found, root)
         held.append(found)
     return held
+
+
+def held_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> Held:
+    """Return the places of a segment in a tree, or in the live one, unread."""
+    link = segments_directory(run_dir, tree) / f"{segment:03d}"
+    frozen = frozen_slot(run_dir, segment)
+    return Held(
+        segment,
+        Slot(run_dir / "slots" / link.readlink().name) if link.is_symlink() else None,
+        frozen if frozen.path.is_dir() else None,
+    )
 
 
 def check_held(held: Held, root: RootRecord) -> None:
@@ -72,8 +83,3 @@ def check_held(held: Held, root: RootRecord) -> None:
         raise DamagedStoreError(
             f"{len(missing)} parameters of a segment are missing, {missing[0]} first", segment=k
         )
-
-
-def _live_slot(run_dir: Path, segment: int) -> Slot | None:
-    link = segments_directory(run_dir) / f"{segment:03d}"
-    return Slot(run_dir / "slots" / link.readlink().name) if link.is_symlink() else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.files import flush_directory, free_bytes, run_error
+from swaptrain.store.lock import is_named, open_lock_file, try_lock
 from swaptrain.units import format_size
 
 __all__ = ["DTYPE_NAMES", "StreamedTensor", "write_safetensors"]
@@ -35,12 +37,13 @@ class StreamedTensor:
     pieces: Iterable[NDArray[Any]]
 
 
-def write_safetensors(path: Path, tensors: Sequence[StreamedTensor]) -> None:
+def write_safetensors(path: Path, tensors: Sequence[StreamedTensor]) -> int:
     """Write a file that is there as a whole or not at all: aside, fsync, rename, fsync.
 
     The format is an 8-byte length, a JSON header with each tensor's dtype, shape and byte range,
     and the ranges (github.com/huggingface/safetensors). Wider dtypes come first, so that every
-    tensor is aligned. Raises RunError (disk full), and then leaves nothing behind.
+    tensor is aligned. Returns its bytes. Raises RunError (disk full, another process writes it),
+    and then leaves nothing behind.
     """
     ordered = sorted(tensors, key=lambda tensor: -tensor.nbytes // max(1, _numel(tensor)))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -64,21 +67,47 @@ def write_safetensors(path: Path, tensors: Sequence[StreamedTensor]) -> None:
             "are free there: make room, or write it to another disk"
         )
     aside = path.with_name(path.name + ".partial")
-    try:
-        with aside.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+    with _aside(aside) as descriptor:
+        try:
+            _write(descriptor, len(text).to_bytes(8, "little") + text)
             for tensor in ordered:
-                written = sum(file.write(piece.tobytes()) for piece in tensor.pieces)
+                written = sum(_write(descriptor, piece.tobytes()) for piece in tensor.pieces)
                 if written != tensor.nbytes:
                     raise RunError(f"{tensor.name}: {written} of {tensor.nbytes} bytes were read")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        raise run_error(error, path, "write", total_bytes) from error
-    finally:
-        aside.unlink(missing_ok=True)
+            os.fsync(descriptor)
+            aside.replace(path)
+        except OSError as error:
+            raise run_error(error, path, "write", total_bytes) from error
     flush_directory(path.parent)
+    return total_bytes
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[int]:
+    """Open an empty file for this process alone; afterwards the name is gone.
+
+    What a killed process left under the name is overwritten. Raises RunError.
+    """
+    descriptor = open_lock_file(path)
+    try:
+        if not (try_lock(descriptor) and is_named(descriptor, path)):
+            raise RunError(f"another process is writing {path}: wait until it is done")
+        try:
+            os.ftruncate(descriptor, 0)
+            yield descriptor
+        finally:
+            if is_named(descriptor, path):
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: bytes) -> int:
+    """Write all of it and return how much that is; raises OSError."""
+    done = 0
+    while done < len(content):
+        done += os.write(descriptor, memoryview(content)[done:])
+    return done
 
 
 def _numel(tensor: StreamedTensor) -> int:

@@ -1,0 +1,89 @@
+"""Trains in forked children that get signals at chosen instructions, and compares the ends.
+
+Like `tests.support.killing`, whose jobs it uses: `python -m tests.support.stopping` answers each
+plan, a line of JSON on its standard input, with a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swaptrain.execute.executor import Executor
+from swaptrain.observe.run_report import read_run
+from tests.support.killing import Runs, final_state, metrics_key
+
+__all__: list[str] = []
+
+
+def stop_at(position: int, number: int, errors: Path, *, times: int = 1) -> Callable[[], None]:
+    """Return what makes a child send itself a signal behind its instruction of that position."""
+
+    def setup() -> None:
+        # `times` signals at once count as one; what the user is told goes to a file.
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        execute, done = Executor._execute, 0
+
+        def counted(self: Executor, *arguments: Any) -> None:
+            nonlocal done
+            execute(self, *arguments)
+            done += 1
+            if done == position:
+                for _ in range(times):
+                    os.kill(os.getpid(), number)
+
+        Executor._execute = counted  # type: ignore[method-assign]
+
+    return setup
+
+
+def stops(plan: dict[str, Any]) -> dict[str, Any]:
+    """Stop one run per position with a signal and resume it; return what differed.
+
+    `plan`: folder, tree, pool, positions. Returns what was said, exit codes, and the steps that
+    were on the disk behind each stop.
+    """
+    runs = Runs(Path(plan["folder"]), plan["tree"], pool=plan["pool"])
+    runs.create()
+    runs.reset()
+    status, _, error = runs.child()
+    assert status == 0, error
+    expected = final_state(runs.run_dir), metrics_key(runs.run_dir)
+    errors = Path(plan["folder"]) / "errors"
+    found = []
+    for number, position in enumerate(plan["positions"]):
+        runs.reset()
+        which = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
+        setup = stop_at(position, which, errors, times=1 + number % 2)
+        status, _, error = runs.child(setup=setup)
+        report = read_run(runs.run_dir)
+        row = {"code": os.waitstatus_to_exitcode(status), "said": errors.read_text()}
+        row |= {"error": error.splitlines()[-1:], "done": report.done, "state": report.state}
+        status, _, error = runs.child()
+        same = (final_state(runs.run_dir), metrics_key(runs.run_dir)) == expected
+        found.append({**row, "wrong": error or (None if same else "another end")})
+    return {"stops": found}
+
+
+def main() -> None:
+    """Answer each line of the standard input, a plan, with a line, its report."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        plan = json.loads(line)
+        try:
+            report = stops(plan)
+        except Exception:
+            report = {"wrong": traceback.format_exc()}
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()
