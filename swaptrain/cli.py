@@ -16,6 +16,8 @@ import typer
 from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, StoppedBySignal, SwaptrainError
 from swaptrain.execute.stopping import StopRequest
+from swaptrain.observe.output import silence
+from swaptrain.store.files import run_error
 
 __all__ = ["main"]
 
@@ -169,9 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of a pipe has gone (`inspect RUN | head`); the interpreter must not find out
-        # once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)  # the reader of a pipe has gone: `inspect RUN | head`
+        return 1
+    except OSError as error:
+        _say(f"error: {_described(error)}")
+        silence(sys.stdout)  # it may be what failed
         return 1
     except Exception:
         traceback.print_exc()
@@ -246,5 +250,17 @@ def _tune_malloc() -> None:
     tune()
 
 
+def _described(error: OSError) -> str:
+    """Put an error that nobody expected in words; one without a file is of the standard output."""
+    named = error.filename2 or error.filename
+    if named is None:
+        return f"the system reports: {error.strerror or error}"
+    return str(run_error(error, Path(os.fsdecode(named)), "use"))
+
+
 def _say(message: str) -> None:
-    print(f"swaptrain: {message}", file=sys.stderr)
+    # A standard error that fails (a log on a full disk) must not change the exit code.
+    try:
+        print(f"swaptrain: {message}", file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)

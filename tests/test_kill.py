@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.serving import Server
 
 GPT: dict[str, Any] = {
     "model": {
@@ -43,32 +41,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class Server:
-    """A process that imports once and forks the runs that are killed."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.killing"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def ask(self, plan: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(plan) + "\n")
-        self._process.stdin.flush()
-        report: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return report
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server()
+    server = Server("tests.support.killing")
     yield server
     server.close()
 

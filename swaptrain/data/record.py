@@ -10,6 +10,7 @@ from pathlib import Path
 from swaptrain.data.corpus import CorpusFile, changed_files
 from swaptrain.data.durable import write_durably
 from swaptrain.errors import ConfigError
+from swaptrain.store.files import disk_errors, run_error
 
 __all__ = ["DataRecord", "RunRecord"]
 
@@ -70,14 +71,10 @@ class RunRecord:
             "tokenizer_digest": data.tokenizer_digest,
             "files": [astuple(file) for file in data.files],
         }
-        try:
+        encoded = json.dumps(content).encode()
+        with disk_errors(self.path, "write", len(encoded)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(self.path, json.dumps(content).encode())
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {self.path}: {error.strerror}: set run.dir to a place that can be"
-                " written"
-            ) from error
+            write_durably(self.path, encoded)
         self._earlier = data
 
     def _read(self) -> DataRecord | None:
@@ -87,7 +84,9 @@ class RunRecord:
             return DataRecord(content["digest"], content["tokenizer_digest"], files)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise run_error(error, self.path, "read") from error
+        except (ValueError, KeyError, TypeError) as error:
             if not self._refuse:
                 return None
             raise ConfigError(

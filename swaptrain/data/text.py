@@ -22,7 +22,7 @@ from swaptrain.data.corpus import CorpusFile, stat_file
 from swaptrain.data.durable import sync_directory, write_durably
 from swaptrain.data.token_array import Array, TokenArray, write_token_array
 from swaptrain.data.tokenizer import Tokenizer
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.units import format_size
 
 __all__ = ["document_tokens", "tokenised", "too_short"]
@@ -47,7 +47,7 @@ def tokenised(
     made = [path for path in (home, *home.parents) if not path.exists()]
     try:
         home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except PermissionError as error:
         raise ConfigError(
             f"cannot make {home} for the tokens: {error.strerror}: set run.dir or data.cache to a"
             " place that can be written"
@@ -61,6 +61,9 @@ def tokenised(
                 found = _build(home, files, tokenizer, at_least, key)
             except ConfigError:
                 _undo(home, made)
+                raise
+            except RunError:
+                shutil.rmtree(home / "tokens", ignore_errors=True)  # the disk may be full of them
                 raise
     return found
 

@@ -11,7 +11,8 @@ import numpy as np
 import zarr
 
 from swaptrain.data.durable import sync_directory
-from swaptrain.errors import ConfigError, RunError
+from swaptrain.errors import RunError
+from swaptrain.store.files import disk_errors, run_error
 
 __all__ = ["CHUNK_TOKENS", "TokenArray", "token_dtype", "write_token_array"]
 
@@ -29,10 +30,10 @@ def write_token_array(path: Path, pieces: Iterable[Array], vocabulary: int) -> i
     """Write the concatenated pieces as an uncompressed 1-D array; return the number of tokens.
 
     Memory: one chunk (2**20 tokens) and one piece. Everything is flushed when it returns; the
-    caller's marker makes it count. Raises ConfigError when the disk refuses.
+    caller's marker makes it count. Raises RunError when the disk refuses.
     """
     dtype = token_dtype(vocabulary)
-    try:
+    with disk_errors(path, "write the tokens to", CHUNK_TOKENS * dtype.itemsize):
         array = zarr.create_array(
             store=path,
             shape=(0,),
@@ -60,11 +61,6 @@ def write_token_array(path: Path, pieces: Iterable[Array], vocabulary: int) -> i
             if directory.is_dir():
                 sync_directory(directory)
         _flush(path / "zarr.json")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the tokens to {path}: {error.strerror}: free some disk, or set"
-            " data.cache to a directory with room"
-        ) from error
     return written + filled
 
 
@@ -135,7 +131,7 @@ def read_at(path: Path, offset_bytes: int, count: int, dtype: np.dtype[Any]) -> 
         finally:
             os.close(handle)
     except OSError as error:
-        raise RunError(f"cannot read the tokens in {path}: {error.strerror}") from error
+        raise run_error(error, path, "read the tokens in") from error
     if len(content) != count_bytes:
         raise RunError(
             f"{path} ends before byte {offset_bytes + count_bytes}: it was cut while the run used"

@@ -132,6 +132,7 @@ class OpenRun:
         """
         training = self.training
         training.commits.drain()
+        training.metrics.give_back()
         if training.trees is not None:
             training.trees.finish()
         assert self._tier is not None, "training used it"
@@ -145,7 +146,10 @@ class OpenRun:
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
 
     def _record_config(self) -> None:
-        write_aside(self._run_dir / "config.yaml", self._config.resolved_yaml().encode())
+        path, content = self._run_dir / "config.yaml", self._config.resolved_yaml().encode()
+        # A run on a full disk can go on: what it writes is reserved, and this is there already.
+        if not path.exists() or path.read_bytes() != content:
+            write_aside(path, content)
 
     def _open_data(self, fresh: bool) -> tuple[Batches, Evaluation | None]:
         config, vocabulary = self._config, self._prepared.factory.vocabulary
@@ -248,6 +252,7 @@ class OpenRun:
         )
         metrics = self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
         trees, steps, keep = None, config.train.steps, config.store.keep
+        metrics.reserve(max(0, steps - position.decision.done))
         if self._trees:
             trees = Trees(
                 plan.layouts,

@@ -16,6 +16,7 @@ from swaptrain.execute.device import open_device
 from swaptrain.execute.device_budget import check_device_budget
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
+from swaptrain.store.files import disk_errors
 from swaptrain.store.root import RootRecord, refuse_tmpfs
 
 __all__ = ["Prepared", "recorded_config", "update_rule"]
@@ -83,7 +84,11 @@ def update_rule(optimizer: OptimizerConfig) -> UpdateRule:
 def recorded_config(run_dir: Path) -> Config | None:
     """Return the config that a run was created with; None where there is no run."""
     path = run_dir / "config.yaml"
-    return load_config(path, ()) if path.exists() else None
+    with disk_errors(path, "read"):
+        if not path.exists():
+            return None
+        path.read_bytes()  # a disk that fails is no fault of the config
+    return load_config(path, ())
 
 
 def _check_held_out(

@@ -9,10 +9,12 @@ import torch
 
 from swaptrain.config import Config, check_resume
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
+from swaptrain.execute.failures import named_failures
 from swaptrain.execute.finished import finished_step, finished_text
 from swaptrain.execute.go_back import complete_going_back, find_snapshot
 from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
+from swaptrain.execute.ram import check_memory
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
 from swaptrain.store.contained import check_contained
@@ -59,6 +61,7 @@ def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int |
         config = check_resume(recorded, config, accept_change=accept_change)
     config = config.resolved()
     with (
+        named_failures(config),
         Progress(host_budget_bytes=config.memory.host) as progress,
         StopRequest() as stop,
         ExitStack() as held,
@@ -84,6 +87,7 @@ def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int |
             prepared = Prepared(config, root, progress.note)
             if root is not None:
                 _check_choices(root, prepared, progress)
+            check_memory(config.memory.host, prepared.plan, progress.note)
         except BaseException:
             lock.withdraw()
             raise
@@ -95,13 +99,7 @@ def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int |
         except ConfigError:
             lock.withdraw()
             raise
-        try:
-            run.training.run()
-        except torch.OutOfMemoryError as error:
-            raise RunError(
-                f"the device has no memory left ({str(error).splitlines()[0]}): lower "
-                "data.micro_batch, or raise memory.device; then run the same command to go on"
-            ) from error
+        run.training.run()
         run.finish()
         progress.finish(finished_text(run_dir, run.training.step - 1))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from swaptrain.errors import SwaptrainError
 from swaptrain.units import format_size
 
-__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab"]
+__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab", "touch"]
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * 2**20
@@ -135,7 +137,8 @@ class Pool:
     def take(self, nbytes: int) -> Slab:
         """Return a slab of exactly `nbytes`, a multiple of 4096; its contents are undefined.
 
-        Raises PoolExhausted when what is in use and `nbytes` together exceed the budget.
+        Raises PoolExhausted when what is in use and `nbytes` together exceed the budget, OSError
+        (ENOMEM) when the machine has no memory for it.
         """
         if nbytes <= 0 or nbytes % PAGE_BYTES:
             raise ValueError(f"a slab has a multiple of {PAGE_BYTES} bytes, not {nbytes}")
@@ -217,17 +220,34 @@ class Pool:
             # Whole huge pages only: one that covers the end would be resident beyond `nbytes`.
             whole_bytes = nbytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
             _advise(memory, mmap.MADV_HUGEPAGE, mapping.start, whole_bytes)
-        if not _advise(memory, _MADV_POPULATE_WRITE, mapping.start, nbytes):
-            mapping.view()[::PAGE_BYTES] = 0
+        _populate(memory, mapping.start, nbytes)
         if self._pin is not None:
             self._pin(mapping.address, nbytes)
         return mapping
 
 
-def _advise(memory: mmap.mmap, advice: int, start: int, nbytes: int) -> bool:
-    """Give advice on part of a mapping; return False where the kernel does not know it."""
+def touch(nbytes: int) -> None:
+    """Take `nbytes` of RAM and give them back: what would fail in the middle of a run fails now.
+
+    Raises OSError when the kernel refuses.
+    """
+    pages_bytes = -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    with mmap.mmap(-1, pages_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        _advise(memory, mmap.MADV_HUGEPAGE, 0, pages_bytes)
+        _populate(memory, 0, pages_bytes)
+
+
+def _populate(memory: mmap.mmap, start: int, nbytes: int) -> None:
+    """Make part of a mapping resident; raises OSError when there is no memory for it."""
     try:
+        memory.madvise(_MADV_POPULATE_WRITE, start, nbytes)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        np.frombuffer(memory, np.uint8, nbytes, start)[::PAGE_BYTES] = 0  # a kernel before 5.14
+
+
+def _advise(memory: mmap.mmap, advice: int, start: int, nbytes: int) -> None:
+    """Give advice on part of a mapping, where the kernel takes it."""
+    with suppress(OSError):
         memory.madvise(advice, start, nbytes)
-    except OSError:
-        return False
-    return True

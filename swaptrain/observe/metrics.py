@@ -12,10 +12,13 @@ from typing import Any, Self
 
 from swaptrain.errors import RunError
 from swaptrain.observe.step_metrics import StepMetrics
+from swaptrain.store.files import disk_errors, flush_directory, reserve_beyond
 
 __all__ = ["MetricsFile", "StepMetrics"]
 
 _PIECE_BYTES = 2**16
+_LINE_BYTES = 512  # the numbers of a step, written out, take about 450
+_MOST_RESERVED_BYTES = 64 << 20
 
 
 class MetricsFile:
@@ -27,20 +30,16 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        is_new = not path.exists()
-        try:
+        self._reserved_bytes = 0
+        with disk_errors(path, "open"):
+            is_new = not path.exists()
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            if is_new:
-                directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    os.fsync(directory)
-                finally:
-                    os.close(directory)
-        except OSError as error:
-            raise RunError(f"cannot open {path}: {error.strerror}") from error
         try:
-            self._cut_torn_line()
-            self._last_step = max((_step(row) for row in self.rows()), default=None)
+            if is_new:
+                flush_directory(path.parent)
+            with disk_errors(path, "read"):
+                self._cut_torn_line()
+                self._last_step = max((_step(row) for row in self.rows()), default=None)
         except BaseException:
             self.close()
             raise
@@ -70,6 +69,11 @@ class MetricsFile:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows from the first on; null stands for a number that was not finite."""
+        for row, _ in self._lines():
+            yield row
+
+    def _lines(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the rows with the bytes of their lines; raises RunError for one that is none."""
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -80,7 +84,25 @@ class MetricsFile:
                         f"line {number} of {self.path} is not a step's row ({error}): delete the"
                         " line; nothing else depends on it"
                     ) from error
-                yield row
+                yield row, len(line)
+
+    def reserve(self, steps: int) -> None:
+        """Reserve room for the lines of `steps` more steps, so that a full disk does not stop them.
+
+        Does nothing where the file system cannot. Raises RunError when there is no room.
+        """
+        self._reserved_bytes = min(steps * _LINE_BYTES, _MOST_RESERVED_BYTES)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        with disk_errors(self.path, "reserve", self._reserved_bytes):
+            reserve_beyond(self._handle, self._reserved_bytes)
+
+    def give_back(self) -> None:
+        """Free what was reserved and is not used: the run is finished."""
+        self._reserved_bytes = 0
+        with disk_errors(self.path, "cut"):
+            os.ftruncate(self._handle, os.fstat(self._handle).st_size)
 
     def append(self, metrics: Mapping[str, Any] | StepMetrics) -> None:
         """Write a row and flush it; raises RunError for a step that is not after the last one."""
@@ -92,13 +114,10 @@ class MetricsFile:
                 " each step appears once; cut the file after the last committed step first"
             )
         line = json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-        # One write: a crash tears at most this line, which the next open cuts.
-        try:
-            written = os.write(self._handle, line)
-            if written != len(line):
-                raise OSError(0, f"{written} of {len(line)} bytes written, the disk may be full")
-        except OSError as error:
-            raise RunError(f"cannot write {self.path}: {error.strerror}") from error
+        # A crash or an error tears at most this line, which the next open cuts.
+        with disk_errors(self.path, "write", len(line)):
+            while line:
+                line = line[os.write(self._handle, line) :]
         self.sync()
         self._last_step = step
 
@@ -106,26 +125,22 @@ class MetricsFile:
         """Remove the rows of later steps, which a crash took back, and flush."""
         keep_bytes = 0
         last_step = None
-        with self.path.open("rb") as file:
-            for line in file:
-                found = _step(json.loads(line))
-                if found > step:
+        with disk_errors(self.path, "cut"):
+            for found, line_bytes in self._lines():
+                if _step(found) > step:
                     break
-                keep_bytes += len(line)
-                last_step = found
-        try:
-            os.ftruncate(self._handle, keep_bytes)
-        except OSError as error:
-            raise RunError(f"cannot cut {self.path}: {error.strerror}") from error
+                keep_bytes += line_bytes
+                last_step = _step(found)
+            if keep_bytes < os.fstat(self._handle).st_size:
+                os.ftruncate(self._handle, keep_bytes)
+                self._reserve()
         self.sync()
         self._last_step = last_step
 
     def sync(self) -> None:
         """Flush what was written; raises RunError."""
-        try:
+        with disk_errors(self.path, "flush"):
             os.fdatasync(self._handle)
-        except OSError as error:
-            raise RunError(f"cannot flush {self.path}: {error.strerror}") from error
 
     def _cut_torn_line(self) -> None:
         """Drop what follows the last newline, reading backwards from the end."""

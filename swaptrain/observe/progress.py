@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Literal, Self
 
@@ -14,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from swaptrain.observe.output import silence
 from swaptrain.observe.progress_line import progress_line
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.units import format_duration
@@ -31,6 +36,14 @@ _ETA_STEPS = 16
 _BAR_COLUMNS = 40
 
 
+class _Console(Console):
+    """A console that leaves the end of a pipe's reader to those who print."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError again; rich would end the process."""
+        raise  # the error that rich is handling when it calls this
+
+
 class Progress:
     """The progress of one run, used in a `with` block from the thread that runs the program.
 
@@ -44,7 +57,7 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console()
+        self._console = console or _Console()
         self._host_budget_bytes, self._clock = host_budget_bytes, clock
         self._live: Live | None = None
         self._total_steps = 0
@@ -58,7 +71,8 @@ class Progress:
         """Take over the bottom lines of the terminal, if it is one."""
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+            with self._unless_silent():
+                self._live.start()
         return self
 
     def __exit__(
@@ -69,7 +83,8 @@ class Progress:
     ) -> None:
         """Give the terminal back; the last step's line stays."""
         if self._live is not None:
-            self._live.stop()
+            with self._unless_silent():
+                self._live.stop()
             self._live = None
             if self._last_line:
                 self._print(self._last_line)
@@ -130,12 +145,37 @@ class Progress:
             self._print(self._last_line)
             self._last_line = ""
         if self._live is not None:
-            self._live.update(Text(""), refresh=True)
+            with self._unless_silent():
+                self._live.update(Text(""), refresh=True)
         self._print(text)
 
     def _print(self, text: str) -> None:
         self._printed_s = self._clock()
-        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        with self._unless_silent():
+            self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    @contextmanager
+    def _unless_silent(self) -> Iterator[None]:
+        """Write to the console; from its first failure on nothing is written any more.
+
+        A log on a full disk, or a pipe whose reader has gone, does not end days of training: what
+        it would have said is in metrics.jsonl.
+        """
+        try:
+            yield
+        except OSError as error:
+            live, self._live = self._live, None
+            silence(self._console.file)
+            with suppress(OSError):  # the standard error may have failed with it
+                reason = os.strerror(error.errno or errno.EIO)
+                print(
+                    f"swaptrain: the standard output cannot be written to ({reason}): the run goes "
+                    "on without it, and metrics.jsonl has all steps",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if live is not None:
+                live.stop()
 
     def _draw(
         self, now_s: float, phase: str = "", segment: int | None = None, segments: int = 1
@@ -155,4 +195,5 @@ class Progress:
                 format_duration(now_s - self._step_began_s),
             )
         lines = [Text(self._last_line)] if self._last_line else []
-        self._live.update(Group(*lines, bar), refresh=True)
+        with self._unless_silent():
+            self._live.update(Group(*lines, bar), refresh=True)

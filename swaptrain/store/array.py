@@ -14,7 +14,7 @@ from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.bfloat16 import register
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import allocate, flush_file_system
+from swaptrain.store.files import allocate, disk_errors, flush_file_system, run_error
 from swaptrain.store.layout import ArrayLayout
 from swaptrain.store.schema import array_shape
 from swaptrain.strict_json import read_json
@@ -45,12 +45,19 @@ class ArrayFiles:
     def open(cls, path: Path) -> ArrayFiles:
         """Return the files of an array that exists, as its zarr.json describes them.
 
-        Raises DamagedStoreError when it is missing or is not an array that swaptrain writes.
+        Raises DamagedStoreError when it is missing or is not an array that swaptrain writes,
+        RunError when the disk fails.
         """
         file = path / "zarr.json"
         try:
             metadata = read_json(file, _MOST_METADATA_BYTES)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise run_error(error, file, "read") from error
+            raise DamagedStoreError(
+                "an array's metadata is missing", array=path.name, path=file
+            ) from error
+        except ValueError as error:
             raise DamagedStoreError(
                 f"an array's metadata cannot be read: {error}", array=path.name, path=file
             ) from error
@@ -87,16 +94,17 @@ class ArrayFiles:
         Without `flush`, `flush_file_system` is the caller's, once for many arrays. Raises RunError
         (disk full).
         """
-        for row in range(self.rows) if self.rows is not None else (None,):
-            files = self.files(row)
-            files[0].parent.mkdir(parents=True, exist_ok=True)
-            for file in files:
-                allocate(file, self.chunk_bytes)
         metadata = self._metadata()
-        file = self.path / "zarr.json"
-        if not file.exists() or file.read_bytes() != metadata:
-            # Not aside: a torn one is not what is expected, and is written again.
-            file.write_bytes(metadata)
+        with disk_errors(self.path, "create", self.nbytes):
+            for row in range(self.rows) if self.rows is not None else (None,):
+                files = self.files(row)
+                files[0].parent.mkdir(parents=True, exist_ok=True)
+                for file in files:
+                    allocate(file, self.chunk_bytes)
+            file = self.path / "zarr.json"
+            if not file.exists() or file.read_bytes() != metadata:
+                # Not aside: a torn one is not what is expected, and is written again.
+                file.write_bytes(metadata)
         if flush:
             flush_file_system(self.path)
 

@@ -187,13 +187,16 @@ class DirectIO:
                     continue
                 if moved == 0:
                     break
+                if direct and moved % PAGE_BYTES:
+                    # Direct I/O goes on at a whole page; none is what lies before a file's end.
+                    moved -= moved % PAGE_BYTES
+                    if not moved:
+                        break
                 if not direct:
                     if mode == os.O_WRONLY:
                         _write_back(descriptor, offset + done, moved)
                     os.posix_fadvise(descriptor, offset + done, moved, os.POSIX_FADV_DONTNEED)
                 done += moved
-                if done % PAGE_BYTES and direct:
-                    break  # only the end of a file that is too short leaves such a rest
             if flush:
                 os.fdatasync(descriptor)
             return done

@@ -5,21 +5,27 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from swaptrain.errors import RunError
 from swaptrain.units import format_size
 
-__all__ = ["allocate", "drop_cached", "existing_parent", "flush_directory", "flush_file"]
+__all__ = ["allocate", "disk_errors", "drop_cached", "existing_parent", "flush_directory"]
+__all__ += ["flush_file"]
 __all__ += [
     "flush_file_system",
     "free_bytes",
     "make_directory",
     "replace_link",
+    "reserve_beyond",
     "run_error",
     "write_aside",
 ]
+
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
 def existing_parent(path: Path) -> Path:
@@ -36,18 +42,61 @@ def free_bytes(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+_GONE = (errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN)
+_ADVICE = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room within the quota, or have it raised",
+    errno.EIO: "the disk reports an error (dmesg may say more): check it",
+    errno.EROFS: "the file system cannot be written to (after an error the kernel makes it "
+    "read-only, dmesg says so): check the disk and mount it for writing",
+    errno.EACCES: "this user has no permission: give it",
+    errno.EPERM: "this user has no permission: give it",
+    errno.ENOENT: "it has been taken away, or its disk is not there: bring it back",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine has too many files open: close some",
+    errno.ENOMEM: "the machine has no memory left: end other programs, or lower memory.host",
+    **dict.fromkeys(_GONE, "its disk is not there any more: bring it back"),
+}
+_LEAST_BYTES = 4096  # what a name, a link or a line takes
+
+
 def run_error(error: OSError, path: Path, what: str, needed_bytes: int = 0) -> RunError:
-    """Put an operating system's error in words: what failed, where, what was needed and is free."""
+    """Put an operating system's error in words: what failed, where, and what to do.
+
+    Where it is about space the text has the bytes needed and free, too.
+    """
     reason = os.strerror(error.errno) if error.errno else str(error)
     text = f"cannot {what} {path}: {reason}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        text += (
-            f"; {format_size(needed_bytes)} were needed, {format_size(free_bytes(path))} are free: "
-            "make room, then run the same command again"
-        )
-    elif error.errno == errno.EIO:
-        text += ": the disk reports an error; check it, then run the same command again"
-    return RunError(text)
+        needed = format_size(max(needed_bytes, _LEAST_BYTES))
+        text += f"; {needed} were needed, {_free_text(path)}"
+    advice = _ADVICE.get(error.errno or 0, "look into it")
+    return RunError(f"{text}: {advice}, then run the same command again")
+
+
+def _free_text(path: Path) -> str:
+    try:
+        status = os.statvfs(existing_parent(path))
+    except OSError:
+        return "what is free cannot be found out"  # the error to report is the one before
+    text = f"{format_size(status.f_bavail * status.f_frsize)} are free"
+    # Some file systems make files as they go, and have no count of them.
+    return text if status.f_favail or not status.f_files else f"{text}, but no more files"
+
+
+@contextmanager
+def disk_errors(path: Path, what: str, needed_bytes: int = 0) -> Iterator[None]:
+    """Turn an OSError of the block into a RunError that says what could not be done with `path`.
+
+    Where the error itself names a file, that one is named.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename2 or error.filename
+        raise run_error(
+            error, Path(os.fsdecode(named)) if named else path, what, needed_bytes
+        ) from error
 
 
 def flush_file(path: Path) -> None:
@@ -71,17 +120,18 @@ def flush_file_system(path: Path) -> None:
     One call for thousands of files, each of which would wait for the disk by itself. Where the C
     library lacks syncfs, every file and directory below `path` is flushed. Raises RunError.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "syncfs"):
+    if hasattr(ctypes.CDLL(None), "syncfs"):
+        _flush(path, os.O_RDONLY, lambda descriptor: syncfs(descriptor))
+    else:
         _flush_tree(path)
-        return
 
-    def flush(descriptor: int) -> None:
-        if libc.syncfs(descriptor):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
 
-    _flush(path, os.O_RDONLY, flush)
+def syncfs(descriptor: int) -> None:
+    """Flush the file system that holds an open file; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(descriptor):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _flush_tree(path: Path) -> None:
@@ -98,36 +148,30 @@ def make_directory(path: Path) -> None:
         missing.append(path)
         path = path.parent
     for directory in reversed(missing):
-        try:
+        with disk_errors(directory, "make the directory"):
             directory.mkdir(exist_ok=True)
-        except OSError as error:
-            raise run_error(error, directory, "make the directory") from error
         flush_directory(directory.parent)
 
 
 def write_aside(path: Path, content: bytes) -> None:
     """Write a whole small file so that a crash leaves the old or the new one, durably."""
     aside = path.with_name(path.name + ".tmp")
-    try:
+    with disk_errors(path, "write", len(content)):
         with aside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError as error:
-        raise run_error(error, path, "write", len(content)) from error
     flush_directory(path.parent)
 
 
 def replace_link(link: Path, target: str) -> None:
     """Point a symlink elsewhere in one step, durably: symlink aside, rename over, fsync."""
     aside = link.with_name(link.name + ".next")
-    try:
+    with disk_errors(link, "switch"):
         aside.unlink(missing_ok=True)
         aside.symlink_to(target)
         aside.replace(link)
-    except OSError as error:
-        raise run_error(error, link, "switch") from error
     flush_directory(link.parent)
 
 
@@ -150,6 +194,23 @@ def allocate(path: Path, size_bytes: int) -> None:
             os.close(descriptor)
     except OSError as error:
         raise run_error(error, path, "reserve", size_bytes) from error
+
+
+def reserve_beyond(descriptor: int, nbytes: int) -> None:
+    """Reserve `nbytes` of disk behind the end of an open file, whose size stays as it is.
+
+    What is appended later goes there. Does nothing where the file system, or the C library, has no
+    such call. Raises OSError when there is no room.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not nbytes or not hasattr(libc, "fallocate"):
+        return
+    end = os.fstat(descriptor).st_size
+    arguments = (ctypes.c_int64(end), ctypes.c_int64(nbytes))
+    if libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(_KEEP_SIZE), *arguments):
+        code = ctypes.get_errno()
+        if code not in {errno.EOPNOTSUPP, errno.ENOSYS}:
+            raise OSError(code, os.strerror(code))
 
 
 def _flush(path: Path, flags: int, flush: Callable[[int], None]) -> None:

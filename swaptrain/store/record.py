@@ -90,7 +90,10 @@ def write_record(path: Path, attributes: Mapping[str, Any], size_bytes: int) -> 
                 raise RunError(f"the record {path} does not have {size_bytes} bytes")
             done = 0
             while done < size_bytes:
-                done += os.pwrite(descriptor, content[done:], done)
+                written = os.pwrite(descriptor, content[done:], done)
+                if not written:
+                    raise RunError(f"cannot write {path}: the system took {done} bytes of it")
+                done += written
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)

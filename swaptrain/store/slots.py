@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -20,6 +21,7 @@ from swaptrain.store.array import ArrayFiles
 from swaptrain.store.contained import POOL, is_pool_link
 from swaptrain.store.files import (
     allocate,
+    disk_errors,
     flush_directory,
     flush_file_system,
     make_directory,
@@ -119,13 +121,14 @@ class Slot:
 
         Nothing is created, renamed or resized in the directory afterwards.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        for array in layout.arrays:
-            ArrayFiles.of_layout(self.path / array.name, array).create(flush=False)
-        blank = not self.record_path.exists()
-        allocate(self.record_path, record_bytes)
-        if blank:
-            self.record_path.write_bytes(b" " * record_bytes)
+        with disk_errors(self.path, "create", layout.nbytes):
+            self.path.mkdir(parents=True, exist_ok=True)
+            for array in layout.arrays:
+                ArrayFiles.of_layout(self.path / array.name, array).create(flush=False)
+            blank = not self.record_path.exists()
+            allocate(self.record_path, record_bytes)
+            if blank:
+                self.record_path.write_bytes(b" " * record_bytes)
         if flush:
             flush_file_system(self.path)
 
@@ -200,6 +203,8 @@ class Slots:
         try:
             slot = self._known(Path(os.readlink(link)).name)
         except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EINVAL}:
+                raise run_error(error, link, "read") from error
             raise DamagedStoreError(
                 "a segment's live name is missing", segment=segment, path=link
             ) from error
@@ -339,10 +344,8 @@ class Slots:
         disk = self._paths[sum(1 for _ in path.parent.iterdir()) % len(self._paths)]
         target = disk / POOL / run_token(self.run_dir) / path.name
         make_directory(target)
-        try:
+        with disk_errors(path, "make the link"):
             path.symlink_to(target)
-        except OSError as error:
-            raise run_error(error, path, "make the link") from error
 
     def _check_link(self, path: Path) -> None:
         """Let a slot be this run's own folder on another disk, where it is now, or refuse it."""

@@ -32,7 +32,7 @@ from swaptrain.store import files
 from swaptrain.store.record import read_record
 from tests.support.runs import config_of
 
-__all__ = ["Runs", "final_state", "metrics_key"]
+__all__ = ["Runs", "final_state", "in_child", "metrics_key", "serve"]
 
 KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
 
@@ -154,20 +154,13 @@ class Runs:
         options: Mapping[str, Any] | None = None,
     ) -> tuple[int, int, str]:
         """Train in a child; return its wait status, the calls it counted, and its last words."""
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            code, text = 0, ""
+
+        def body() -> tuple[int, Any]:
             killer = Killer(kill_at)
+            code, text = 0, ""
             try:
-                devnull = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(devnull, 1)
-                prepared = self._prepared[name]
-                training.Prepared = lambda *_: prepared  # type: ignore[assignment,misc]
-                config = self.config
-                if name is not None:
-                    config = prepared.config  # type: ignore[attr-defined]
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                config = self.use_prepared(name)
                 if steps is not None:
                     changed = config.train.model_copy(update={"steps": steps})
                     config = config.model_copy(update={"train": changed})
@@ -181,17 +174,41 @@ class Runs:
                 code = getattr(error, "exit_code", 99)
                 text = "".join(traceback.format_exception(error))[-3000:]
             killer.at = None
-            os.write(writing, json.dumps([killer.count, text]).encode())
-            os._exit(code)
-        os.close(writing)
-        if after_s is not None:
-            time.sleep(after_s)
-            os.kill(child, signal.SIGKILL)
-        with os.fdopen(reading, "rb") as pipe:
-            content = pipe.read()
-        _, status = os.waitpid(child, 0)
-        count, text = json.loads(content) if content else (0, "")
+            return code, [killer.count, text]
+
+        status, content = in_child(body, kill_after_s=after_s)
+        count, text = content or (0, "")
         return status, count, text
+
+    def use_prepared(self, name: str | None = None) -> Config:
+        """Let `train` take what was captured once, in a child; return the config to give it."""
+        prepared = self._prepared[name]
+        training.Prepared = lambda *_: prepared  # type: ignore[assignment,misc]
+        return self.config if name is None else prepared.config  # type: ignore[attr-defined]
+
+
+def in_child(
+    body: Callable[[], tuple[int, Any]], *, kill_after_s: float | None = None
+) -> tuple[int, Any]:
+    """Run `body` in a forked child, which ends with the code that it returns.
+
+    Returns the wait status, and what `body` returned beside the code; None of a child that died.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code, content = body()
+        os.write(writing, json.dumps(content).encode())
+        os._exit(code)
+    os.close(writing)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return status, json.loads(content) if content else None
 
 
 class _Created(Exception):
@@ -280,17 +297,17 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     return {"calls": calls, "kills": kills, "wrong": wrong[:5], "wrong_count": len(wrong)}
 
 
-def main() -> None:
+def serve(actions: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
     """Answer each line of the standard input, a plan, with a line, its report."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         plan = json.loads(line)
         try:
-            report = {"chain": chain, "sweep": sweep}[plan["do"]](plan)
+            report = actions[plan["do"]](plan)
         except Exception:
             report = {"wrong": traceback.format_exc()}
         print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve({"chain": chain, "sweep": sweep})

@@ -1,0 +1,23 @@
+"""The small jobs whose every disk operation fails once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["MODES"]
+
+_GPT: dict[str, Any] = {
+    "model": {
+        "python": "tests.support.models:gpt",  # tied weights, dropout, values read far away
+        "kwargs": {"layers": 1, "dropout": 0.1, "width": 16},
+    },
+    "data": {"python": "tests.support.datasets:tokens", "micro_batches": 2},
+    "memory": {"segment": "16KiB"},
+    "train": {"steps": 2},
+}
+MODES: dict[str, dict[str, Any]] = {
+    "fused": _GPT,
+    "clipped": {**_GPT, "optimizer": {"clip_norm": 0.3}},
+    "trees": {**_GPT, "store": {"commit_every": 2}, "train": {"steps": 3}},
+    "waves": {**_GPT, "train": {"steps": 2, "wave": 1}},
+}
