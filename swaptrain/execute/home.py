@@ -14,10 +14,12 @@ from swaptrain.program.rows import row_turn
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import allocate, flush_file_system, make_directory
+from swaptrain.store.files import allocate_blank, flush_file_system, make_directory
 from swaptrain.store.slots import Slot
 
 __all__ = ["StoreHome"]
+
+_SHARED = "shared"
 
 
 class StoreHome:
@@ -64,6 +66,9 @@ class StoreHome:
         self._in_flight: dict[tuple[Path, int | None], Sequence[Future[int]]] = {}
         self._spill_sums: dict[ObjectKey, Sequence[Future[int]]] = {}
         self._files: dict[tuple[str, str], ArrayFiles] = {}
+        self._one_sum = False
+        """With one wave and no clipping sums live for one segment's backward only: there is one
+        place on the disk for those of all segments, for a pool so small that one has to leave."""
 
     def create(self, kept_record_bytes: Callable[[int], int], *, waves: bool) -> None:
         """Reserve the spill files, durably; what exists is kept.
@@ -72,16 +77,14 @@ class StoreHome:
         size of the record of what a segment keeps.
         """
         make_directory(self._spill)
+        self._one_sum = not (self._deferred or waves)
         for folder, name in self._names(waves):
             for files in self._all_files(folder, name):
                 files.create(flush=False)
         for k in self._layouts.state:
             path = self.kept_record(k)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not path.exists()
-            allocate(path, kept_record_bytes(k))
-            if is_new:
-                path.write_bytes(b" " * path.stat().st_size)
+            make_directory(path.parent)
+            allocate_blank(path, kept_record_bytes(k))
         flush_file_system(self._spill)
 
     def disk_bytes(self, *, waves: bool) -> int:
@@ -98,6 +101,8 @@ class StoreHome:
         yield from (("gradients", name) for name in self._layouts.gradients)
         if self._deferred or waves:
             yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
+        elif self._layouts.accumulators:
+            yield "accumulators", _SHARED
         for k in self._layouts.state:
             yield "buffers", f"{k:03d}"
             if self._deferred or waves:
@@ -135,11 +140,6 @@ class StoreHome:
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self._spill_place(key)
-        if key.kind is Kind.ACCUMULATOR and not (files.path / "zarr.json").exists():
-            # With one wave and no clipping sums live for one segment's backward only: a place on
-            # the disk is made when a pool is so small that one has to leave memory.
-            make_directory(files.path)
-            files.create(flush=False)
         self._claim(files, row)
         if key in self._awaited:
             # The update of the step before has it, but its commit may not be durable yet.
@@ -286,8 +286,15 @@ class StoreHome:
             return [ArrayFiles.of_layout(path, self._layouts.values[name], m)]
         if folder == "gradients":
             return [ArrayFiles.of_layout(path, self._layouts.gradients[name], 2 * m)]
+        if folder == "accumulators" and name == _SHARED:
+            sums = list(self._layouts.accumulators.values())
+            chunk_bytes = max(array.chunk_bytes for array in sums)
+            chunks = max(array.chunks for array in sums)
+            return [ArrayFiles(path / sums[0].name, sums[0].dtype, chunk_bytes, chunks)]
         if folder == "accumulators":
             array = self._layouts.accumulators[int(name)]
+            if self._one_sum:
+                path = self._spill / folder / _SHARED
             return [ArrayFiles.of_layout(path / array.name, array)]
         arrays = [
             array

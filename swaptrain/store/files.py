@@ -12,7 +12,14 @@ from pathlib import Path
 from swaptrain.errors import RunError
 from swaptrain.units import format_size
 
-__all__ = ["allocate", "disk_errors", "drop_cached", "existing_parent", "flush_directory"]
+__all__ = [
+    "allocate",
+    "allocate_blank",
+    "disk_errors",
+    "drop_cached",
+    "existing_parent",
+    "flush_directory",
+]
 __all__ += ["flush_file"]
 __all__ += [
     "flush_file_system",
@@ -194,6 +201,21 @@ def allocate(path: Path, size_bytes: int) -> None:
             os.close(descriptor)
     except OSError as error:
         raise run_error(error, path, "reserve", size_bytes) from error
+
+
+def allocate_blank(path: Path, size_bytes: int) -> None:
+    """Like `allocate`, and a new file holds blanks: a record that says nothing yet."""
+    with disk_errors(path, "write", size_bytes):
+        is_new = not path.exists()
+        allocate(path, size_bytes)
+        if is_new:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                done = 0
+                while done < size_bytes:
+                    done += os.pwrite(descriptor, b" " * (size_bytes - done), done)
+            finally:
+                os.close(descriptor)
 
 
 def reserve_beyond(descriptor: int, nbytes: int) -> None:

@@ -20,7 +20,7 @@ from swaptrain.errors import ConfigError, DamagedStoreError, RunError, Where
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.contained import POOL, is_pool_link
 from swaptrain.store.files import (
-    allocate,
+    allocate_blank,
     disk_errors,
     flush_directory,
     flush_file_system,
@@ -125,10 +125,7 @@ class Slot:
             self.path.mkdir(parents=True, exist_ok=True)
             for array in layout.arrays:
                 ArrayFiles.of_layout(self.path / array.name, array).create(flush=False)
-            blank = not self.record_path.exists()
-            allocate(self.record_path, record_bytes)
-            if blank:
-                self.record_path.write_bytes(b" " * record_bytes)
+            allocate_blank(self.record_path, record_bytes)
         if flush:
             flush_file_system(self.path)
 
