@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from swaptrain.config import Config, load_config
-from swaptrain.errors import ConfigError, StoppedBySignal, SwaptrainError
+from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.output import silence
 from swaptrain.store.files import run_error
@@ -27,6 +27,7 @@ Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
   inspect   show what a run directory holds
   export    write the weights of a run to a safetensors file, also while it trains
+  verify    read all that a run would go on from, and list what is damaged
 
 `python -m swaptrain VERB --help` explains a verb; docs/config.md every key of a config.
 
@@ -150,7 +151,35 @@ def _export(
     return action
 
 
-_VERBS: dict[str, Callable[..., Action]] = {"plan": _plan, "inspect": _inspect, "export": _export}
+def _verify(
+    run: RunArgument,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Restore what a snapshot holds the same bytes of."),
+    ] = False,
+) -> Action:
+    """Read all that a run would go on from, and its snapshots, and list what is damaged.
+
+    Every chunk is compared with its checksum, at the speed of the disk. Exit code 0 if nothing is
+    wrong, else 3. A run that is training can be checked: it is not disturbed. --repair is refused
+    while it trains.
+    """
+
+    def action() -> None:
+        _check_run(run)
+        from swaptrain.observe.verify_run import verify_run
+
+        verify_run(run, mend=repair)
+
+    return action
+
+
+_VERBS: dict[str, Callable[..., Action]] = {
+    "plan": _plan,
+    "inspect": _inspect,
+    "export": _export,
+    "verify": _verify,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(str(stop))
         return stop.exit_code
     except SwaptrainError as error:
-        _say("; ".join([f"error: {error}", *getattr(error, "__notes__", ())]))
+        _say("; ".join([f"error: {error}", *_advice_on(error), *getattr(error, "__notes__", ())]))
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
@@ -221,6 +250,14 @@ def _advice(word: str) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"to train: {_PROGRAM} --config FILE; the verbs are {', '.join(_VERBS)}"
+
+
+def _advice_on(error: SwaptrainError) -> list[str]:
+    if not isinstance(error, DamagedStoreError):
+        return []
+    from swaptrain.store.advice import advice
+
+    return advice(error)
 
 
 def _load(config: Path, overrides: Sequence[str] | None) -> Config:

@@ -125,9 +125,14 @@ def _check_record(
     The sizes of buffers and of reads come from the layout, so the disk must have the same.
     """
     if record["segment"] != k:
-        raise DamagedStoreError("a live name points to another segment's slot", segment=k)
+        raise DamagedStoreError(
+            f"the slot of a segment is one of segment {record['segment']}",
+            segment=k,
+            path=slot.record_path,
+        )
     if record["fingerprint"] != root.fingerprint:
-        raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
+        text = "a slot belongs to another model"
+        raise DamagedStoreError(text, segment=k, path=slot.record_path)
     if record["table"] != layout.table() or record["checksums"].keys() != {
         array.name for array in layout.arrays
     }:

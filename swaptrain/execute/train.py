@@ -20,7 +20,7 @@ from swaptrain.observe.progress import Progress
 from swaptrain.store.contained import check_contained
 from swaptrain.store.lock import RunLock
 from swaptrain.store.request import ExportDoor
-from swaptrain.store.root import RootRecord, read_root
+from swaptrain.store.root import RootRecord, lost_root, read_root
 from swaptrain.store.snapshots import list_snapshots
 
 __all__ = ["train"]
@@ -74,6 +74,8 @@ def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int |
             if not fresh and recorded_config(run_dir) != recorded:
                 raise RunError(f"another process has just changed {run_dir}: run the command again")
             root = None if fresh else read_root(run_dir)
+            if root is None and not fresh and (lost := lost_root(run_dir)) is not None:
+                raise lost
             if root is not None:
                 root = complete_going_back(run_dir, root, progress.note)
             back_to = None

@@ -32,8 +32,8 @@ from swaptrain.store.schema import check_root
 from swaptrain.store.schema_static import check_static, check_static_array
 
 __all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
-__all__ += ["link_static", "read_buffers", "read_root", "refuse_tmpfs", "segments_directory"]
-__all__ += ["tree_directory", "write_buffers"]
+__all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
+__all__ += ["segments_directory", "tree_directory", "write_buffers"]
 
 FORMAT = 1
 """The version of what is on disk; a store of another one is refused."""
@@ -110,6 +110,25 @@ def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
         return RootRecord(**attributes)
     except TypeError as error:
         raise DamagedStoreError("the root's record has unknown keys", path=path) from error
+
+
+def lost_root(run_dir: Path) -> DamagedStoreError | None:
+    """Return what is wrong with a store whose root is not there, if a step was ever committed.
+
+    A store without a root is one whose creation goes on, and writes the initial weights again.
+    """
+    directories = (segments_directory(run_dir), *run_dir.glob("trees/*/segments"))
+    for link in (link for directory in directories for link in directory.glob("*")):
+        try:
+            version = read_record(link / "zarr.json")["version"] if link.is_symlink() else 0
+        except DamagedStoreError:
+            continue  # not written to its end
+        if version > 0:
+            return DamagedStoreError(
+                f"the root's record is missing, but a segment is at step {version}",
+                path=tree_directory(run_dir) / "zarr.json",
+            )
+    return None
 
 
 def write_buffers(

@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,20 +101,24 @@ class Slot:
 
     def check_arrays(self, record: Mapping[str, Any]) -> None:
         """Compare the arrays that are there with the record; raises DamagedStoreError."""
+        for damage in self.damaged_arrays(record):
+            raise damage
+
+    def damaged_arrays(self, record: Mapping[str, Any]) -> Iterator[DamagedStoreError]:
+        """Yield what is wrong with the metadata of the arrays that the record names."""
         for name, checksums in record["checksums"].items():
             of = Where(record["segment"], name)
             path = self.path / name / "zarr.json"
             expected = record.get("metadata", {}).get(name)
             try:
                 files = ArrayFiles.open(path.parent)
-                if expected is not None:
-                    content = path.read_bytes()
-                    if xxhash.xxh3_64_intdigest(content) != expected:
-                        raise DamagedStoreError("an array's metadata does not verify", path=path)
+                content = path.read_bytes()
+                if expected is not None and xxhash.xxh3_64_intdigest(content) != expected:
+                    raise DamagedStoreError("an array's metadata does not verify", path=path)
                 if files.chunks != len(checksums):
                     raise DamagedStoreError("an array has another size than its record", path=path)
             except DamagedStoreError as error:
-                raise error.within(of) from error
+                yield error.within(of)
 
     def create(self, layout: SegmentLayout, record_bytes: int, *, flush: bool = True) -> None:
         """Make the directory, its arrays and a blank record, durably if `flush`; keep what exists.

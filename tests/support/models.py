@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = ["bottleneck_unet", "convolutional", "encoder_decoder", "frozen_mlp", "gpt", "lstm"]
+__all__ += ["part_frozen"]
 
 
 class Convolutional(nn.Module):
@@ -146,6 +147,26 @@ class FrozenMLP(nn.Module):
         for layer in self.layers:
             h = torch.tanh(layer(h))
         return F.mse_loss(h, x)
+
+
+class PartFrozen(nn.Module):
+    """Trained layers around a frozen one, and a buffer of the state dict that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.layers[1].requires_grad_(False)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for layer in self.layers:
+            h = torch.tanh(layer(h)) * self.scale
+        return F.mse_loss(h, x)
+
+
+def part_frozen() -> nn.Module:
+    return PartFrozen()
 
 
 def convolutional() -> nn.Module:
