@@ -24,8 +24,9 @@ _MOST_RESERVED_BYTES = 64 << 20
 class MetricsFile:
     """The rows of a run, appended in the order of their steps; each step appears once.
 
-    Opening creates the file if need be and cuts a last line that a crash left torn. Raises RunError
-    where the disk refuses or a row is not what it should be. Use it in a `with` block, or `close`.
+    Opening creates the file if need be and cuts a last line that a crash left torn or garbled.
+    Raises RunError where the disk refuses or a row is not what it should be. Use it in a `with`
+    block, or `close`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -143,18 +144,33 @@ class MetricsFile:
             os.fdatasync(self._handle)
 
     def _cut_torn_line(self) -> None:
-        """Drop what follows the last newline, reading backwards from the end."""
-        end = os.fstat(self._handle).st_size
+        """Drop what follows the last newline, and a last line of which only the end was written.
+
+        Every line is flushed before the next one is appended: no other can be torn. The pages of
+        a line that lies across two reach the disk in any order.
+        """
+        size = os.fstat(self._handle).st_size
+        end = self._line_begin(size)
+        if end > 0:
+            begin = self._line_begin(end - 1)
+            try:
+                json.loads(os.pread(self._handle, end - begin, begin))
+            except ValueError:
+                end = begin
+        if end < size:
+            os.ftruncate(self._handle, end)
+            self.sync()
+
+    def _line_begin(self, end: int) -> int:
+        """Return where what follows the last newline before `end` begins, reading backwards."""
         begin = end
         while begin > 0:
-            begin = max(0, begin - _PIECE_BYTES)
-            newline = os.pread(self._handle, min(_PIECE_BYTES, end - begin), begin).rfind(b"\n")
+            size = min(_PIECE_BYTES, begin)
+            begin -= size
+            newline = os.pread(self._handle, size, begin).rfind(b"\n")
             if newline >= 0:
-                begin += newline + 1
-                break
-        if begin < end:
-            os.ftruncate(self._handle, begin)
-            self.sync()
+                return begin + newline + 1
+        return 0
 
 
 def _step(row: Mapping[str, Any]) -> int:

@@ -99,6 +99,14 @@ def test_numbers_that_json_cannot_say_are_null(path: Path) -> None:
         assert next(file.rows()) == {"step": 1, "loss": None, "more": [None, {"x": None}]}
 
 
+def test_a_last_line_whose_beginning_was_not_written_is_cut(path: Path) -> None:
+    """The end of a line, newline and all, can be on the disk before its beginning."""
+    path.write_bytes(b'{"step": 1}\n' + bytes(8) + b"2}\n")
+    with MetricsFile(path) as metrics:
+        assert metrics.last_step() == 1
+    assert path.read_bytes() == b'{"step": 1}\n'
+
+
 def test_a_damaged_line_is_named(path: Path) -> None:
     """A line that is no row is an error with its number."""
     path.write_text('{"step": 1}\n{"loss": 2}\n')
