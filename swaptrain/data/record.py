@@ -8,9 +8,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from swaptrain.data.corpus import CorpusFile, changed_files
-from swaptrain.data.durable import write_durably
 from swaptrain.errors import ConfigError
-from swaptrain.store.files import disk_errors, run_error
+from swaptrain.store.files import make_directory, run_error, write_aside
 
 __all__ = ["DataRecord", "RunRecord"]
 
@@ -71,10 +70,8 @@ class RunRecord:
             "tokenizer_digest": data.tokenizer_digest,
             "files": [astuple(file) for file in data.files],
         }
-        encoded = json.dumps(content).encode()
-        with disk_errors(self.path, "write", len(encoded)):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(self.path, encoded)
+        make_directory(self.path.parent)
+        write_aside(self.path, json.dumps(content).encode())
         self._earlier = data
 
     def _read(self) -> DataRecord | None:

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from swaptrain.data.corpus import CorpusFile, stat_file
-from swaptrain.data.durable import sync_directory, write_durably
 from swaptrain.data.token_array import Array, TokenArray, write_token_array
 from swaptrain.data.tokenizer import Tokenizer
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.store.files import flush_directory, make_directory, write_aside
 from swaptrain.units import format_size
 
 __all__ = ["document_tokens", "tokenised", "too_short"]
@@ -46,11 +46,12 @@ def tokenised(
     home = root / digest
     made = [path for path in (home, *home.parents) if not path.exists()]
     try:
-        home.mkdir(parents=True, exist_ok=True)
-    except PermissionError as error:
+        make_directory(home)
+    except RunError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
         raise ConfigError(
-            f"cannot make {home} for the tokens: {error.strerror}: set run.dir or data.cache to a"
-            " place that can be written"
+            f"{error} for the tokens: set run.dir or data.cache to a place that can be written"
         ) from error
     with _locked(home):
         found = _open(home, tokenizer.vocabulary)
@@ -93,7 +94,9 @@ def _open(home: Path, vocabulary: int) -> TokenArray | None:
 def _build(
     home: Path, files: Sequence[CorpusFile], tokenizer: Tokenizer, at_least: int, key: str
 ) -> TokenArray:
-    (home / "complete").unlink(missing_ok=True)
+    if (home / "complete").exists():
+        (home / "complete").unlink()
+        flush_directory(home)  # a power failure must not bring it back over half of the tokens
     shutil.rmtree(home / "tokens", ignore_errors=True)
     pieces = document_tokens(files, tokenizer, key)
     length = write_token_array(home / "tokens", pieces, tokenizer.vocabulary)
@@ -102,8 +105,7 @@ def _build(
     for file in files:
         if not stat_file(file.path, key).looks_like(file):
             raise ConfigError(f"{key}: {file.path} changed while it was read: start again")
-    write_durably(home / "complete", json.dumps({"tokens": length}).encode())
-    sync_directory(home.parent)
+    write_aside(home / "complete", json.dumps({"tokens": length}).encode())
     return TokenArray(home / "tokens", length, tokenizer.vocabulary)
 
 

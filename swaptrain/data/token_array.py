@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from swaptrain.data.durable import sync_directory
 from swaptrain.errors import RunError
-from swaptrain.store.files import disk_errors, run_error
+from swaptrain.store.files import disk_errors, flush_directory, run_error
 
 __all__ = ["CHUNK_TOKENS", "TokenArray", "token_dtype", "write_token_array"]
 
@@ -59,7 +58,7 @@ def write_token_array(path: Path, pieces: Iterable[Array], vocabulary: int) -> i
             _append(array, path, written, chunk[:filled])
         for directory in (path / "c", path, path.parent):
             if directory.is_dir():
-                sync_directory(directory)
+                flush_directory(directory)
         _flush(path / "zarr.json")
     return written + filled
 
