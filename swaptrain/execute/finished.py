@@ -8,13 +8,18 @@ from pathlib import Path
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.direct import DirectIO
+from swaptrain.store.files import flush_directory, flush_file_system, write_aside
 from swaptrain.store.live import held_segments
 from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.slot_bytes import copy_slot
-from swaptrain.store.slots import TREES, Slot, Slots, delete_slot
+from swaptrain.store.slots import TREES, Slot, Slots, delete_slots
 from swaptrain.store.snapshots import GOING_BACK
 
-__all__ = ["begun_otherwise", "finished_step", "finished_text", "separate", "start_over"]
+__all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text"]
+__all__ += ["separate", "start_over"]
+
+STARTING_OVER = "starting-over"
+"""In the run directory while it is emptied: the next start goes on with that."""
 
 
 def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
@@ -74,18 +79,21 @@ def finished_text(run_dir: Path, step: int) -> str:
 
 
 def start_over(run_dir: Path) -> None:
-    """Delete what a run wrote into its directory but its data; the lock is held.
+    """Delete what a run wrote into its directory but its data, durably; the lock is held.
 
-    The slots go before the names that point to them: what a kill leaves of it is never taken for a
-    store that is being created.
+    What a kill or a power failure leaves of it would be taken for a store that is being created, or
+    for a damaged one: that it is being deleted is recorded first.
     """
+    write_aside(run_dir / STARTING_OVER, b"")
+    delete_slots(run_dir, list((run_dir / "slots").glob("*")))
     for name in ("spill", "slots", "snapshots", "static", "trees", "store", "scratch"):
         path = run_dir / name
         if path.is_symlink():
             path.unlink()
         elif path.exists():
-            for slot in path.glob("*") if name == "slots" else ():
-                delete_slot(run_dir, slot)
             shutil.rmtree(path)
     for name in ("metrics.jsonl", "config.yaml", GOING_BACK):
         (run_dir / name).unlink(missing_ok=True)
+    flush_file_system(run_dir)
+    (run_dir / STARTING_OVER).unlink()
+    flush_directory(run_dir)

@@ -10,7 +10,7 @@ import torch
 from swaptrain.config import Config, check_resume
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
 from swaptrain.execute.failures import named_failures
-from swaptrain.execute.finished import finished_step, finished_text
+from swaptrain.execute.finished import STARTING_OVER, finished_step, finished_text
 from swaptrain.execute.go_back import complete_going_back, find_snapshot
 from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
@@ -56,6 +56,7 @@ def train(
 def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int | None) -> None:
     run_dir = config.run.dir
     check_contained(run_dir)
+    fresh = fresh or (run_dir / STARTING_OVER).exists()
     recorded = None if fresh else recorded_config(run_dir)
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=accept_change)

@@ -34,13 +34,12 @@ from swaptrain.store.record import read_record, write_record
 from swaptrain.store.root import ensure_group, link_static, segments_directory
 from swaptrain.store.schema import check_state, check_table
 
-__all__ = ["TREES", "Slot", "Slots", "create_frozen", "delete_slot", "frozen_slot"]
+__all__ = ["TREES", "Slot", "Slots", "create_frozen", "delete_slots", "frozen_slot"]
 
 TREES = ("a", "b")
 """The two trees of a store with commit_every > 1: one is live, the other one is being written."""
 
 _RECORD = "zarr.json"
-_POOL = "swaptrain-slots"
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,8 @@ class Slots:
         numbers = (f"{shape_class}-{number:03d}" for number in itertools.count())
         new = (name for name in numbers if name not in present | used_ids)
         free = [*spare[:free_count], *itertools.islice(new, max(0, free_count - len(spare)))]
-        for name in spare[free_count:]:
-            delete_slot(self.run_dir, folder / name)
+        delete_slots(self.run_dir, [folder / name for name in spare[free_count:]])
+        self._delete_unlinked()
         # What the last commit or a snapshot left is not touched: what is missing is not made up.
         kept = self._live_ids((self.tree() or TREES[0]) if self._trees else None).union(
             *self._held.values()
@@ -302,8 +301,7 @@ class Slots:
         with self._changed:
             for shape_class, slots in self._slots.items():
                 free = set(self.free(shape_class))
-                for slot in free:
-                    delete_slot(self.run_dir, slot.path)
+                delete_slots(self.run_dir, [slot.path for slot in free])
                 self._slots[shape_class] = [slot for slot in slots if slot not in free]
         flush_directory(self.run_dir / "slots")
 
@@ -334,6 +332,22 @@ class Slots:
             for link in segments_directory(self.run_dir, tree).iterdir()
             if link.is_symlink() and link.suffix != ".next"
         }
+
+    def _delete_unlinked(self) -> None:
+        """Delete what lies on other disks without a link: a crash came between the two.
+
+        Flushed, so that what is made there next is new, whatever becomes of this.
+        """
+        for disk in self._paths:
+            pool = disk / POOL / run_token(self.run_dir)
+            lost = [path for path in pool.glob("*") if not self._links_to(path)]
+            for path in lost:
+                shutil.rmtree(path)
+            if lost:
+                flush_file_system(pool)
+
+    def _links_to(self, target: Path) -> bool:
+        return (self.run_dir / "slots" / target.name).resolve() == target.resolve()
 
     def _place(self, path: Path) -> None:
         """Make sure that `path` exists: a directory, or a link to one on the next disk in turn."""
@@ -400,12 +414,22 @@ def run_token(run_dir: Path) -> str:
     return f"{path.name}-{digest}"
 
 
-def delete_slot(run_dir: Path, path: Path) -> None:
-    """Delete a slot, on another disk too if it is in this run's own folder there."""
-    if not path.is_symlink():
-        shutil.rmtree(path)
-        return
-    target = Path(os.readlink(path))
-    if is_pool_link(str(target), path.name) and target.parent.name == run_token(run_dir):
-        shutil.rmtree(target, ignore_errors=not target.exists())
-    path.unlink()
+def delete_slots(run_dir: Path, paths: Sequence[Path]) -> None:
+    """Delete slots, on other disks too where they are in this run's own folder there.
+
+    A link is durably gone before what it points to goes.
+    """
+    doomed = []
+    links = [path for path in paths if path.is_symlink()]
+    for path in paths:
+        target = Path(os.readlink(path)) if path.is_symlink() else path
+        own = is_pool_link(str(target), path.name) and target.parent.name == run_token(run_dir)
+        if target == path or own:
+            doomed.append(target)
+    for link in links:
+        link.unlink()
+    if links:
+        flush_directory(links[0].parent)
+    for path in doomed:
+        if path.exists():
+            shutil.rmtree(path)
