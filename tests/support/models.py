@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["bottleneck_unet", "convolutional", "encoder_decoder", "frozen_mlp", "gpt", "lstm"]
-__all__ += ["part_frozen"]
+__all__ = ["bottleneck_unet", "convolutional", "encoder_decoder", "frozen_mlp", "gpt"]
+__all__ += ["language", "lstm", "part_frozen"]
 
 
 class Convolutional(nn.Module):
@@ -169,8 +169,26 @@ def part_frozen() -> nn.Module:
     return PartFrozen()
 
 
+class Language(nn.Module):
+    """A decoder for bytes, called as transformers' models are."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(260, width)
+        self.block = Block(width, 0.0)
+        self.out = nn.Linear(width, 260)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.out(self.block(self.embedding(input_ids)))
+        return F.cross_entropy(x[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
 def convolutional() -> nn.Module:
     return Convolutional()
+
+
+def language() -> nn.Module:
+    return Language()
 
 
 def lstm() -> nn.Module:
