@@ -23,6 +23,7 @@ _FREE = (
     "store.keep",
     "store.paths",
     "store.verify",
+    "store.values",
     "train.steps",
     "train.wave",
 )

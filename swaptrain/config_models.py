@@ -248,6 +248,15 @@ class StoreConfig(Section):
     keep: KeepConfig | None = None
     """null: no snapshots are made; those that a run has stay until they are deleted."""
 
+    values: bool = True
+    """Whether each activation is written to disk when it is made, also where memory could hold it
+    until it is used (with commit_every 1). false: a killed run repeats the step's forward."""
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether a step's activations are kept for a resume inside it."""
+        return self.values and self.commit_every == 1
+
     @model_validator(mode="after")
     def _check(self) -> StoreConfig:
         if not 64 * KIB <= self.chunk <= GIB or self.chunk % _PAGE_BYTES:

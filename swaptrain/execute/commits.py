@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from swaptrain.execute.handoff import HandedOn, Handoff, handoff_row
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.operations import Slabs
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.store.commit import Checksums, Committer, Write
 from swaptrain.store.record import record_size
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Commits", "Ledger", "handoff_row", "largest_handoff", "record_bytes"]
+__all__ = ["Commits", "Ledger", "record_bytes"]
 
 
 class Ledger:
@@ -58,27 +59,7 @@ class Commits:
         self._micro_batches = micro_batches
         self._committer = committer
         self._fingerprint = fingerprint
-        self._live: dict[ObjectKey, None] = {}
-        """Gradients that the rest of the step needs; the main thread's."""
-        self._submitted: set[ObjectKey] = set()
-        """Of those, the ones that some commit writes or has written; the main thread's."""
-        self._checksums: dict[ObjectKey, list[int]] = {}
-        """Of those that are durable; the committer thread's."""
-
-    def observe(self, instruction: Instruction) -> None:
-        """Follow which gradients are alive: they are the hand-off of the next commit."""
-        self._live.update(
-            dict.fromkeys(key for key in instruction.writes if key.kind is Kind.GRADIENT)
-        )
-        for key in instruction.frees:
-            self._live.pop(key, None)
-            self._submitted.discard(key)
-
-    def adopt_handoff(self, checksums: Mapping[ObjectKey, list[int]]) -> None:
-        """Take over the hand-off that a resume found; before anything is submitted."""
-        self._checksums.update(checksums)
-        self._live.update(dict.fromkeys(checksums))
-        self._submitted.update(checksums)
+        self.handoff = Handoff(home, tier)
 
     def commit_segment(
         self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
@@ -88,33 +69,17 @@ class Commits:
         begun = time.perf_counter()
         slot = self._committer.take(self._layouts.state[k].shape_class)
         self._tier.counters.wait_s += time.perf_counter() - begun
-        live = list(self._live)
-        fresh = [key for key in live if key not in self._submitted]
-        spilled = {key: self._home.spill_checksums(key) for key in fresh}
-        in_memory = [key for key in fresh if not spilled[key]]
+        handed_on = self.handoff.take()
         make = self._state_record(k, version, ledger)
-        rows = {key: self._home.gradient_place(key)[1] for key in live}
         states = [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)]
-        writes = [self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory]
 
         def record(checksums: Checksums) -> dict[str, Any]:
-            self._note(states, checksums, writes)
-            self._checksums.update(zip(in_memory, checksums.handoff, strict=True))
-            for key, futures in spilled.items():
-                if futures:
-                    self._checksums[key] = [future.result() for future in futures]
-            for key in set(self._checksums).difference(live):
-                del self._checksums[key]
-            return make(
-                checksums, [handoff_row(key, self._checksums[key], rows[key]) for key in live]
-            )
+            self._note(states, checksums, handed_on.writes)
+            return make(checksums, handed_on.rows(checksums.handoff))
 
-        future = self._committer.commit(k, slot, record, states, writes)
+        future = self._committer.commit(k, slot, record, states, handed_on.writes)
         self._home.committed(k, slot)
-        self._submitted.update(fresh)
-        for key in in_memory:
-            self._home.wrote(key)
-        self._tier.saving([*_state(instruction), *in_memory], future)
+        self._tier.saving([*_state(instruction), *handed_on.in_memory], future)
 
     def write_segment(
         self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
@@ -137,34 +102,46 @@ class Commits:
     def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
         """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
 
-        The finished gradient when the update is deferred to the next step; the sums of the waves
-        before the last one, which its commits no longer allow to be made again.
+        The finished gradient when the update is deferred to the next step, with the hand-off; the
+        sums of the waves before the last one, which its commits no longer allow to be made again.
         """
         k, keys = instruction.segment, instruction.reads
-        path = self._home.kept_record(k)
-        finished = instruction.operation is Operation.SETTLE
-        micro_batches = self._micro_batches if finished else instruction.micro_batch + 1
+        settled = instruction.operation is Operation.SETTLE
+        path = self._home.kept_record(k, settled=settled)
+        micro_batches = self._micro_batches if settled else instruction.micro_batch + 1
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
-        writes = [self._home.keep_write(key, slabs[key]) for key in keys]
+        handed_on = self.handoff.take() if settled else HandedOn()
+        own = [self._home.keep_write(key, slabs[key], settled=settled) for key in keys]
+        writes = [*own, *handed_on.writes]
 
         def record(checksums: Checksums) -> dict[str, Any]:
             self._note([], checksums, writes)
-            sums = dict(zip((key.name for key in keys), checksums.handoff, strict=True))
-            return kept_record(k, version, self._fingerprint, micro_batches, sums, losses, norms)
+            sums, rest = checksums.handoff[: len(keys)], checksums.handoff[len(keys) :]
+            return kept_record(
+                k,
+                version,
+                self._fingerprint,
+                micro_batches,
+                dict(zip((key.name for key in keys), sums, strict=True)),
+                losses,
+                norms,
+                handed_on.rows(rest),
+            )
 
-        future = self._committer.write(
-            path,
-            path.stat().st_size,
-            record,
-            writes,
-        )
+        future = self._committer.write(path, path.stat().st_size, record, writes)
         for key in keys:
-            self._home.kept(key)
-        self._tier.saving(keys, future)
+            self._home.kept(key, settled=settled)
+        self._tier.saving([*keys, *handed_on.in_memory], future)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
         """Run `action` when everything submitted so far is durable."""
         return self._committer.then(action)
+
+    def settle(self) -> None:
+        """Wait like `drain`, and count the seconds."""
+        begun = time.perf_counter()
+        self._committer.drain()
+        self._tier.counters.wait_s += time.perf_counter() - begun
 
     def drain(self) -> None:
         """Wait until everything submitted is durable; raise the error of what failed."""
@@ -215,19 +192,17 @@ def record_bytes(
     checksums = blank_checksums(layouts.state[k])
     if k in layouts.accumulators:
         checksums["gradient"] = [number] * layouts.accumulators[k].chunks
-    kept = kept_record(k, number, fingerprint, micro_batches, checksums, losses, norms)
+    rows = [
+        handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches) for key in handoff
+    ]
+    kept = kept_record(k, number, fingerprint, micro_batches, checksums, losses, norms, rows)
     state = state_record(
         segment=k,
         version=number,
         fingerprint=fingerprint,
         layout=layouts.state[k],
         checksums=blank_checksums(layouts.state[k]),
-        handoff={
-            "gradients": [
-                handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches)
-                for key in handoff
-            ]
-        },
+        handoff={"gradients": rows},
         losses=losses,
         norms=norms,
     )
@@ -242,6 +217,7 @@ def kept_record(
     checksums: Mapping[str, list[int]],
     losses: list[float],
     norms: Mapping[str, float],
+    handoff: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return the record of a gradient and buffers: after which micro-batch of which step."""
     return {
@@ -252,28 +228,5 @@ def kept_record(
         "checksums": dict(checksums),
         "losses": losses,
         "norms": dict(norms),
+        "handoff": {"gradients": handoff},
     }
-
-
-def handoff_row(key: ObjectKey, checksums: list[int], row: int | None) -> dict[str, Any]:
-    """Return a gradient of a hand-off, in that row of its array, as a record keeps it."""
-    return {
-        "name": key.name,
-        "segment": key.segment,
-        "micro_batch": key.micro_batch,
-        "row": row,
-        "checksums": checksums,
-    }
-
-
-def largest_handoff(program: Program) -> list[ObjectKey]:
-    """Return the most gradients that are alive behind any instruction of a program."""
-    live: dict[ObjectKey, None] = {}
-    most: list[ObjectKey] = []
-    for instruction in program:
-        live.update(dict.fromkeys(k for k in instruction.writes if k.kind is Kind.GRADIENT))
-        for key in instruction.frees:
-            live.pop(key, None)
-        if len(live) > len(most):
-            most = list(live)
-    return most

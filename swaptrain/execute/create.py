@@ -14,7 +14,8 @@ import xxhash
 from swaptrain.capture.initialise import Construction
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
-from swaptrain.execute.commits import largest_handoff, record_bytes
+from swaptrain.execute.commits import record_bytes
+from swaptrain.execute.handoff import largest_handoff
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts, views
 from swaptrain.execute.master import split
@@ -35,22 +36,26 @@ __all__ = ["Creation", "open_slots", "other_bytes", "root_record", "slot_counts"
 
 def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool, snapshots: int) -> None:
     """Make sure that the slots of a run exist: those of `slot_counts`, and no free ones more."""
-    # Of one wave, the largest there can be: the record's size stays when the wave changes.
-    handoff = largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
+    handoff = _largest_handoff(plan)
     for members, count in slot_counts(layouts, trees=trees, snapshots=snapshots):
         record = max(_record_bytes(plan, k, handoff) for k in members)
         slots.create(layouts.state[members[0]], count, record_bytes=record)
 
 
+def _largest_handoff(plan: Plan) -> list[ObjectKey]:
+    # Of one wave, the largest there can be: the record's size stays when the wave changes.
+    return largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
+
+
 def other_bytes(plan: Plan, home: StoreHome) -> int:
     """Return the bytes that a run reserves in its directory beside the slots and the data."""
-    spilled = home.disk_bytes(waves=keeps_sums(plan.builder))
+    spilled = home.files.disk_bytes(waves=keeps_sums(plan.builder))
     return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
 
 
 def keeps_sums(builder: StepBuilder) -> bool:
-    """Whether a step keeps sums before its last wave: several waves, fused updates."""
-    return builder.wave < builder.micro_batches and not builder.deferred
+    """Whether a step keeps sums before its last wave: it has several."""
+    return builder.wave < builder.micro_batches
 
 
 def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:
@@ -141,8 +146,9 @@ class Creation:
         self._spill_files()
 
     def _spill_files(self) -> None:
-        self._home.create(
-            lambda k: _record_bytes(self._plan, k, []), waves=keeps_sums(self._plan.builder)
+        handoff = _largest_handoff(self._plan)
+        self._home.files.create(
+            lambda k: _record_bytes(self._plan, k, handoff), waves=keeps_sums(self._plan.builder)
         )
 
     def _is_written(self, k: int, *, trees: bool) -> bool:

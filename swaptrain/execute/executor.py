@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from swaptrain.execute.clipping import clip_coefficient, mean_loss, total_norm
 from swaptrain.execute.commits import Commits, Ledger
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.operations import Operations, Slabs
+from swaptrain.execute.values import KeptValues
 from swaptrain.memory.tier import Tier
 from swaptrain.program.cost import durable_objects
 from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
@@ -61,12 +62,21 @@ class Executor:
         commits: Commits,
         guard: BudgetGuard,
         *,
+        values: KeptValues | None = None,
         begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
+        observe: Callable[[int, Instruction], None] = lambda *_: None,
     ) -> None:
-        self._begin = begin
+        """Take what instructions act on; `values` keeps what forwards make, for a resume.
+
+        `observe` hears of each instruction behind it, and of the step that it belongs to.
+        """
+        self._begin, self._observe = begin, observe
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
+        self._values = values
+        self._visit = (0, 0)
+        """Step and segment of the instruction before."""
 
     def run(
         self,
@@ -81,7 +91,10 @@ class Executor:
         Before each instruction `begin` is called; after each but the last one `tick`, which may
         raise to stop, unless `quiet`. What comes behind a program is the caller's.
         """
-        durable = durable_objects((*program, *following)) if state.commit else _nothing
+        durable: Callable[[Instruction], Iterable[ObjectKey]] = _nothing
+        if state.commit:
+            keeps = self._values is not None
+            durable = durable_objects((*program, *following), keeps_values=keeps)
         self._tier.follow(program, following, durable)
         for position, instruction in enumerate(program):
             self._begin(instruction)
@@ -89,13 +102,31 @@ class Executor:
             self._tier.prefetch(position)
             self._execute(instruction, slabs, state)
             self._guard.check()
-            self._commits.observe(instruction)
+            self._settle_visit(instruction, state)
+            self._commits.handoff.observe(instruction)
             self._make_durable(instruction, slabs, state)
             self._tier.release(instruction)
             self._operations.forget(instruction)
             self._tier.write_behind(position)
+            update = instruction.operation is Operation.UPDATE
+            self._observe(state.update_step if update else state.step, instruction)
             if not quiet and position < len(program) - 1:
                 self._tick(instruction)
+
+    def _settle_visit(self, instruction: Instruction, state: StepState) -> None:
+        """Before a segment's first instruction counts, let what the one before left be on disk.
+
+        So a kill repeats what was done in one segment. What is written has the time of that
+        instruction for it; to wait before it would take that away, not to wait would leave two
+        segments and more to do again.
+        """
+        visit = (state.step, instruction.segment)
+        if not state.commit or not instruction.segment or visit == self._visit:
+            return
+        self._visit = visit
+        self._commits.settle()
+        if self._values is not None:
+            self._values.settle()
 
     def _execute(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         begun = time.perf_counter()
@@ -152,16 +183,19 @@ class Executor:
         state.ledger.norms.update(self._operations.norms(instruction, slabs, state.step))
 
     def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
-        if instruction.operation is Operation.UPDATE:
+        operation = instruction.operation
+        if operation is Operation.UPDATE:
             ledger = state.update_ledger or state.ledger
             if state.commit:
                 self._commits.commit_segment(instruction, slabs, state.update_step, ledger)
             elif state.rewrite:
                 self._commits.write_segment(instruction, slabs, state.update_step, ledger)
-        elif instruction.operation is Operation.STORE:
+        elif operation is Operation.STORE:
             self._commits.write_segment(instruction, slabs, state.update_step, state.ledger)
-        elif state.commit and instruction.operation in (Operation.SETTLE, Operation.KEEP):
+        elif state.commit and operation in (Operation.SETTLE, Operation.KEEP):
             self._commits.keep(instruction, slabs, state.step, state.ledger)
+        elif self._values is not None and operation is Operation.FORWARD:
+            self._values.save(instruction, slabs, state.step)
 
 
 def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Literal
 
 from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.spill import SpillFiles
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.rows import row_turn
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import allocate_blank, flush_file_system, make_directory
 from swaptrain.store.slots import Slot
 
 __all__ = ["StoreHome"]
-
-_SHARED = "shared"
 
 
 class StoreHome:
     """Implements `memory.tier.Home` over a run directory.
 
     State is read from the slot that holds its newest version, live or being committed. Values,
-    gradients and accumulators are spilled outside the zarr root: `RUN/spill/values/NAME`,
-    `RUN/spill/gradients/NAME` (two rows per micro-batch, in turn by reader, so that a hand-off
-    never overwrites the one before it), `RUN/spill/accumulators/NNN`, `RUN/spill/buffers/NNN`.
-    What recovery reads of a segment beside its slot has a record and lies in `RUN/spill/kept/NNN`,
-    but for the finished gradient of a deferred update, which stays where it is spilled to.
+    gradients, accumulators and buffers between two commits are in `files`, outside the zarr root.
+    A gradient has two rows per micro-batch, in turn by the commits between its readers, so that a
+    hand-off never overwrites the one before it.
     """
 
     def __init__(
@@ -43,7 +39,7 @@ class StoreHome:
         deferred: bool = False,
         verify: Literal["always", "first_read", "never"] = "first_read",
     ) -> None:
-        self._spill = run_dir / "spill"
+        self.files = SpillFiles(run_dir, layouts, micro_batches=micro_batches, deferred=deferred)
         self._static = run_dir / "static"
         self._layouts, self._io = layouts, io
         self._micro_batches = micro_batches
@@ -59,54 +55,13 @@ class StoreHome:
         self.barrier: Callable[[], None] = lambda: None
         """Waits until every commit submitted so far is durable."""
         self._spilled: set[ObjectKey] = set()
-        self._kept: set[ObjectKey] = set()
-        """Buffers and accumulators whose newest version is the one that was kept for recovery."""
+        self._kept: dict[ObjectKey, bool] = {}
+        """Buffers and accumulators whose newest version is what was kept for recovery, and whether
+        that was with the finished gradient."""
         self._awaited: set[ObjectKey] = set()
         """Finished gradients that recovery needs until the commit of their update is durable."""
         self._in_flight: dict[tuple[Path, int | None], Sequence[Future[int]]] = {}
         self._spill_sums: dict[ObjectKey, Sequence[Future[int]]] = {}
-        self._files: dict[tuple[str, str], ArrayFiles] = {}
-        self._one_sum = False
-        """With one wave and no clipping sums live for one segment's backward only: there is one
-        place on the disk for those of all segments, for a pool so small that one has to leave."""
-
-    def create(self, kept_record_bytes: Callable[[int], int], *, waves: bool) -> None:
-        """Reserve the spill files, durably; what exists is kept.
-
-        With `waves` sums are kept before the last wave of a step. `kept_record_bytes` gives the
-        size of the record of what a segment keeps.
-        """
-        make_directory(self._spill)
-        self._one_sum = not (self._deferred or waves)
-        for folder, name in self._names(waves):
-            for files in self._all_files(folder, name):
-                files.create(flush=False)
-        for k in self._layouts.state:
-            path = self.kept_record(k)
-            make_directory(path.parent)
-            allocate_blank(path, kept_record_bytes(k))
-        flush_file_system(self._spill)
-
-    def disk_bytes(self, *, waves: bool) -> int:
-        """Return what `create` reserves, but for the records."""
-        return sum(
-            files.nbytes
-            for folder, name in self._names(waves)
-            for files in self._all_files(folder, name)
-        )
-
-    def _names(self, waves: bool) -> Iterator[tuple[str, str]]:
-        """Yield folder and name of everything under `spill`."""
-        yield from (("values", name) for name in self._layouts.values)
-        yield from (("gradients", name) for name in self._layouts.gradients)
-        if self._deferred or waves:
-            yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
-        elif self._layouts.accumulators:
-            yield "accumulators", _SHARED
-        for k in self._layouts.state:
-            yield "buffers", f"{k:03d}"
-            if self._deferred or waves:
-                yield "kept", f"{k:03d}"
 
     def size_bytes(self, key: ObjectKey) -> int:
         return self._layouts.size_bytes(key)
@@ -157,7 +112,7 @@ class StoreHome:
         if self._verify == "always":
             self.unverified[files.path, row] = futures
         self._spilled.add(key)
-        self._kept.discard(key)
+        self._kept.pop(key, None)
         return futures
 
     def _claim(self, files: ArrayFiles, row: int | None) -> None:
@@ -171,12 +126,13 @@ class StoreHome:
 
     def forget(self, key: ObjectKey) -> None:
         self._spilled.discard(key)
-        self._kept.discard(key)
+        self._kept.pop(key, None)
         self._spill_sums.pop(key, None)
 
     def wrote(self, key: ObjectKey) -> None:
         """Take note that the disk holds the object: a commit wrote it, or a resume found it."""
         self._spilled.add(key)
+        self._kept.pop(key, None)
 
     def committed(self, segment: int, slot: Slot) -> None:
         """Take note that a commit writes the segment's state into `slot`, whole."""
@@ -185,7 +141,7 @@ class StoreHome:
             if self._verify != "always":  # else the commit may have noted its own by now
                 self.unverified.pop((files.path, None), None)
             self._spilled.discard(ObjectKey(Kind.STATE, name, segment))
-            self._kept.discard(ObjectKey(Kind.STATE, name, segment))
+            self._kept.pop(ObjectKey(Kind.STATE, name, segment), None)
 
     def switched(self) -> None:
         """Take note that the tree that state was spilled to is the live one now."""
@@ -197,39 +153,61 @@ class StoreHome:
         self._claim(files, row)
         return Write(files, slab.memory, row)
 
-    def keep_write(self, key: ObjectKey, slab: Slab) -> Write:
+    def value_write(self, key: ObjectKey, slab: Slab) -> tuple[Write, int]:
+        """Return the write that keeps a value or buffers, and its place in the journal."""
+        files, row = self._spill_place(key)
+        place = self.journal_place(key)
+        assert place is not None
+        self._claim(files, row)
+        return Write(files, slab.memory, row), place
+
+    def journal_place(self, key: ObjectKey) -> int | None:
+        """Return where the journal says what the disk holds of a value or of buffers."""
+        files, row = self._spill_place(key)
+        if key.kind is Kind.VALUE:
+            return self.files.place("values", files.name, row)
+        return self.files.place("buffers", f"{key.segment:03d}/{key.name}", None)
+
+    def writing(self, write: Write, future: Future[Any]) -> None:
+        """Take note that a write of a place is under way, which the next one has to wait for."""
+        self._in_flight[write.array.path, write.row] = (future,)
+
+    def keep_write(self, key: ObjectKey, slab: Slab, *, settled: bool) -> Write:
         """Return the write that keeps a segment's gradient or buffers for recovery."""
-        files = self.kept_place(key)
+        files = self.kept_place(key, settled=settled)
         self._claim(files, None)
         return Write(files, slab.memory)
 
-    def kept(self, key: ObjectKey) -> None:
+    def kept(self, key: ObjectKey, *, settled: bool) -> None:
         """Take note that the newest version of an object is the one that is kept."""
-        if key.kind is Kind.ACCUMULATOR and self._deferred:
-            self._spilled.add(key)
+        if key.kind is Kind.ACCUMULATOR and settled:
+            self.wrote(key)
             self._awaited.add(key)
         else:
-            self._kept.add(key)
+            self._kept[key] = settled
 
-    def kept_record(self, segment: int) -> Path:
+    def kept_record(self, segment: int, *, settled: bool) -> Path:
         """Return the path of the record of what is kept of a segment beside its slot."""
-        return self._spill / "kept" / f"{segment:03d}" / "record.json"
+        return self.files.record(self._folder(settled), segment)
 
-    def kept_place(self, key: ObjectKey) -> ArrayFiles:
-        """Return where the gradient or the buffers of a segment are kept for recovery."""
-        if key.kind is Kind.ACCUMULATOR and self._deferred:
-            return self._of("accumulators", f"{key.segment:03d}")
-        files = self._all_files("kept", f"{key.segment:03d}")
+    def kept_place(self, key: ObjectKey, *, settled: bool) -> ArrayFiles:
+        """Return where the gradient or the buffers of a segment are kept for recovery.
+
+        `settled`: the finished gradient of a deferred update; else sums of waves before the last.
+        """
+        if key.kind is Kind.ACCUMULATOR and settled:
+            return self.files.of("accumulators", f"{key.segment:03d}")
+        files = self.files.all(self._folder(settled), f"{key.segment:03d}")
         return next(f for f in files if f.name == key.name)
 
-    def gradient_place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
-        """Return where a gradient of a hand-off lies, whether or not it is known to be there."""
+    def saved_place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
+        """Return where an object lies when it is spilled or handed on, known to be there or not."""
         return self._spill_place(key)
 
     def place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
         """Return the files, and the row in them, with the current version of an object."""
         if key in self._kept:
-            return self.kept_place(key), None
+            return self.kept_place(key, settled=self._kept[key]), None
         if key.kind is Kind.STATE and key not in self._spilled:
             if key.name.startswith("frozen"):
                 path = self._static / "frozen" / f"{key.segment:03d}" / key.name
@@ -242,16 +220,16 @@ class StoreHome:
             name = key.name
             if name.startswith("before."):
                 name = f"{name}.{key.segment}"
-            return self._of("values", name), key.micro_batch % self._micro_batches
+            return self.files.of("values", name), key.micro_batch % self._micro_batches
         if key.kind is Kind.GRADIENT:
-            turn = row_turn(self._layouts.model, key)
-            return self._of("gradients", key.name), turn * self._micro_batches + key.micro_batch
+            row = row_turn(self._layouts.model, key) * self._micro_batches + key.micro_batch
+            return self.files.of("gradients", key.name), row
         if key.kind is Kind.ACCUMULATOR:
-            return self._of("accumulators", f"{key.segment:03d}"), None
+            return self.files.of("accumulators", f"{key.segment:03d}"), None
         if key.segment in self.scratch:
             return self.scratch[key.segment].array(key.name), None
         files = next(
-            f for f in self._all_files("buffers", f"{key.segment:03d}") if f.name == key.name
+            f for f in self.files.all("buffers", f"{key.segment:03d}") if f.name == key.name
         )
         return files, None
 
@@ -274,33 +252,5 @@ class StoreHome:
             arrays["gradient"] = self._layouts.accumulators[segment].chunks
         return arrays
 
-    def _of(self, folder: str, name: str) -> ArrayFiles:
-        if (folder, name) not in self._files:
-            (self._files[folder, name],) = self._all_files(folder, name)
-        return self._files[folder, name]
-
-    def _all_files(self, folder: str, name: str) -> list[ArrayFiles]:
-        path = self._spill / folder / name
-        m = self._micro_batches
-        if folder == "values":
-            return [ArrayFiles.of_layout(path, self._layouts.values[name], m)]
-        if folder == "gradients":
-            return [ArrayFiles.of_layout(path, self._layouts.gradients[name], 2 * m)]
-        if folder == "accumulators" and name == _SHARED:
-            sums = list(self._layouts.accumulators.values())
-            chunk_bytes = max(array.chunk_bytes for array in sums)
-            chunks = max(array.chunks for array in sums)
-            return [ArrayFiles(path / sums[0].name, sums[0].dtype, chunk_bytes, chunks)]
-        if folder == "accumulators":
-            array = self._layouts.accumulators[int(name)]
-            if self._one_sum:
-                path = self._spill / folder / _SHARED
-            return [ArrayFiles.of_layout(path / array.name, array)]
-        arrays = [
-            array
-            for array in self._layouts.state[int(name)].arrays
-            if array.name.startswith("buffers_")
-        ]
-        if folder == "kept" and not self._deferred and int(name) in self._layouts.accumulators:
-            arrays.append(self._layouts.accumulators[int(name)])
-        return [ArrayFiles.of_layout(path / array.name, array) for array in arrays]
+    def _folder(self, settled: bool) -> str:
+        return "kept" if settled or not self._deferred else "sums"

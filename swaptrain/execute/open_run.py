@@ -25,6 +25,7 @@ from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.training import Change, Evaluation, Training
 from swaptrain.execute.trees import Trees
+from swaptrain.execute.values import KeptValues
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
@@ -64,7 +65,10 @@ class OpenRun:
         root: RootRecord | None,
         progress: Progress,
         stop: StopRequest,
+        observe: Callable[[int, Instruction], None],
     ) -> None:
+        self._observe = observe
+        self._values: KeptValues | None = None
         self._config, self._prepared, self._progress = config, prepared, progress
         self._root, self._stop = root, stop
         self._run_dir = config.run.dir
@@ -116,6 +120,8 @@ class OpenRun:
         """End the threads, close the files and give all memory back; whatever was opened."""
         if self._committer is not None:
             self._committer.close()
+        if self._values is not None:
+            self._values.close()
         self._io.close()
         if self._metrics is not None:
             self._metrics.close()
@@ -251,6 +257,10 @@ class OpenRun:
             plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
         )
         metrics = self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
+        if config.store.keeps_values:
+            self._values = KeptValues(
+                self._home, tier, self._io, micro_batches=config.data.micro_batches
+            )
         trees, steps, keep = None, config.train.steps, config.store.keep
         metrics.reserve(max(0, steps - position.decision.done))
         if self._trees:
@@ -281,7 +291,14 @@ class OpenRun:
             data=data,
             evaluation=evaluation,
             executor=Executor(
-                tier, plan.operations, commits, guard, begin=self._begin, tick=self._tick
+                tier,
+                plan.operations,
+                commits,
+                guard,
+                values=self._values,
+                begin=self._begin,
+                tick=self._tick,
+                observe=self._observe,
             ),
             commits=commits,
             tier=tier,
@@ -291,6 +308,8 @@ class OpenRun:
             position=position,
             trees=trees,
             boundary=Boundary(self._stop, ExportDoor(self._run_dir, self._progress.note)),
+            values=self._values,
+            note=self._progress.note,
             report=self._progress.step_done,
             floor_s=floor,
             change=change,

@@ -56,9 +56,19 @@ def plan(config: Config) -> PlanReport:
     state, boundary_bytes = _state_bytes(made), _boundary_bytes(made)
     commit_every = config.store.commit_every
     program = made.step()
-    traffic = _traffic(program, made, commit_every) if len(program) <= _LONGEST_SIMULATED else None
-    least = least_traffic_bytes(state, boundary_bytes, made.pool_bytes, commit_every=commit_every)
+    keeps_values = config.store.keeps_values
+    traffic = None
+    if len(program) <= _LONGEST_SIMULATED:
+        traffic = _traffic(program, made, commit_every, keeps_values=keeps_values)
+    least = least_traffic_bytes(
+        state,
+        boundary_bytes,
+        made.pool_bytes,
+        commit_every=commit_every,
+        keeps_values=keeps_values,
+    )
     written = (state.weights + state.rest) // commit_every + state.gradients
+    written += boundary_bytes * ((commit_every == 1) + keeps_values)
     if traffic is not None:
         written = traffic.write_bytes
     read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
@@ -130,7 +140,7 @@ def _boundary_bytes(made: Plan) -> int:
     return crossing * made.builder.micro_batches
 
 
-def _traffic(program: Program, made: Plan, commit_every: int) -> Traffic:
+def _traffic(program: Program, made: Plan, commit_every: int, *, keeps_values: bool) -> Traffic:
     """Simulate a step; with a larger commit_every, the mean of steps that commit and do not."""
 
     def step(durable: bool) -> Traffic:
@@ -138,7 +148,9 @@ def _traffic(program: Program, made: Plan, commit_every: int) -> Traffic:
             program,
             made.layouts.size_bytes,
             made.pool_bytes,
-            durable=durable_objects(program) if durable else lambda _: (),
+            durable=durable_objects(program, keeps_values=keeps_values)
+            if durable
+            else lambda _: (),
         )
 
     committing = step(True)

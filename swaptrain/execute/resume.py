@@ -53,45 +53,73 @@ def find_position(
     records = {k: _live_record(k, layout, slots, home, root) for k, layout in layouts.state.items()}
     for k in layouts.frozen:
         _checked_record(k, layouts.frozen[k], frozen_slot(slots.run_dir, k), home, root)
-    journal = deferred and root.commit_every == 1
     torn: dict[int, DamagedStoreError] = {}
-    kept = _kept_records(layouts, home, root, torn) if journal else {}
-    newest = max((int(record["version"]) for record in records.values()), default=0)
-    lowest = min((k for k, r in records.items() if r["version"] == newest), default=0)
-    interrupted = not journal and any(r["version"] != newest for r in records.values())
-    handoff = _handoff(records[lowest], layouts, home) if interrupted else {}
-    torn.update(_damage(lowest, handoff, home))
-    indices = [segment.index for segment in layouts.model.segments]
-    found = Found(
-        versions=tuple(int(records[k]["version"]) if k in records else None for k in indices),
-        gradients=tuple(int(kept[k]["version"]) if k in kept else None for k in indices)
-        if journal
-        else None,
-        handoffs=frozenset({(lowest, newest)} if handoff and lowest not in torn else ()),
-        commit_every=root.commit_every,
-        root_step=root.step,
-    )
+    settled = None
+    if deferred and root.commit_every == 1:
+        settled = _kept_records(layouts, home, root, torn, settled=True)
     try:
-        decision = decide(found)
+        decision, handoff = _decide(records, settled, layouts, home, root, torn)
     except DamagedStoreError as error:
         # What a file that does not verify keeps from being understood, is said by its name.
         raise next(iter(torn.values()), error) from error
+    source: Mapping[int, Mapping[str, Any]] = settled or {}
     if decision.action is Action.CONTINUE:
         for key, sums in handoff.items():
-            files, row = home.place(key)
             home.wrote(key)
+            files, row = home.place(key)
             home.unverified[files.path, row] = sums
         first = min((key.micro_batch for key in handoff), default=0)
         if first:
             _adopt_sums(layouts, home, root, decision, first)
-        ledger = _ledger(records, decision.step)
+        above = {k: record for k, record in source.items() if k > decision.segment}
+        for k, record in above.items():
+            _adopt(k, record, home, settled=True)
+        ledger = _ledger(records if settled is None else above, decision.step)
         return Position(decision, ledger, Ledger(), handoff, first)
     for k in decision.pending:
-        _adopt(k, kept[k], home)
+        _adopt(k, source[k], home, settled=True)
     # The gradients' records have a step before the segments' own; a finished run has only these.
-    source = kept if kept and all(r["version"] == decision.done for r in kept.values()) else records
-    ledger = _ledger(source, decision.done)
+    of_step = source and all(r["version"] == decision.done for r in source.values())
+    ledger = _ledger(source if of_step else records, decision.done)
     return Position(decision, ledger if decision.pending else Ledger(), ledger)
+
+
+def _decide(
+    records: Mapping[int, Mapping[str, Any]],
+    settled: Mapping[int, Mapping[str, Any]] | None,
+    layouts: Layouts,
+    home: StoreHome,
+    root: RootRecord,
+    torn: dict[int, DamagedStoreError],
+) -> tuple[Decision, dict[ObjectKey, list[int]]]:
+    """Decide by what was found, and return the hand-off of the step that was being committed.
+
+    `records` are those of the live slots, `settled` those of finished gradients, which are what is
+    committed in deferred mode. What is wrong with the hand-off goes into `torn`.
+    """
+    newest = max((int(record["version"]) for record in records.values()), default=0)
+    step, commits = (newest, records) if settled is None else (newest + 1, settled)
+    done = {k for k, record in commits.items() if record["version"] == step}
+    # Commits go from the last segment down; what lies below a hole is of an earlier attempt.
+    missing = max(records.keys() - done, default=0)
+    lowest = min((k for k in done if k > missing), default=0)
+    interrupted = root.commit_every == 1 and missing > 0 and lowest > 0
+    handoff = _handoff(commits[lowest], layouts, home) if interrupted else {}
+    damage = _damage(lowest, handoff, home)
+    torn.update(damage)
+
+    def versions(of: Mapping[int, Mapping[str, Any]]) -> tuple[int | None, ...]:
+        indices = [segment.index for segment in layouts.model.segments]
+        return tuple(int(of[k]["version"]) if k in of else None for k in indices)
+
+    found = Found(
+        versions=versions(records),
+        gradients=None if settled is None else versions(settled),
+        handoffs=frozenset({(lowest, step)} if interrupted and not damage else ()),
+        commit_every=root.commit_every,
+        root_step=root.step,
+    )
+    return decide(found), handoff
 
 
 def _live_record(
@@ -159,6 +187,8 @@ def _kept_records(
     home: StoreHome,
     root: RootRecord,
     torn: dict[int, DamagedStoreError],
+    *,
+    settled: bool,
 ) -> dict[int, Mapping[str, Any]]:
     """Return the records of what is kept that verify; a torn one is as if it were absent.
 
@@ -167,7 +197,7 @@ def _kept_records(
     records: dict[int, Mapping[str, Any]] = {}
     for k in layouts.state:
         try:
-            record = read_kept(home.kept_record(k))
+            record = read_kept(home.kept_record(k, settled=settled))
         except DamagedStoreError as error:
             torn[k] = error.within(Where(segment=k))
             continue
@@ -178,7 +208,7 @@ def _kept_records(
             raise DamagedStoreError(
                 "what is kept of a segment has other arrays than the segment",
                 segment=k,
-                path=home.kept_record(k),
+                path=home.kept_record(k, settled=settled),
             )
         records[k] = record
     return records
@@ -189,7 +219,7 @@ def _adopt_sums(
 ) -> None:
     """Take over what the waves before the last one have summed: `micro_batches` of the step."""
     torn: dict[int, DamagedStoreError] = {}
-    records = _kept_records(layouts, home, root, torn)
+    records = _kept_records(layouts, home, root, torn, settled=False)
     for k in layouts.state:
         if k > decision.segment:
             continue
@@ -201,17 +231,17 @@ def _adopt_sums(
                 f"step {decision.step} was interrupted in its last wave and cannot go on: the sums "
                 f"of its first {micro_batches} micro-batches are missing; start over with --fresh",
                 segment=k,
-                path=home.kept_record(k),
+                path=home.kept_record(k, settled=False),
             )
-        _adopt(k, record, home)
+        _adopt(k, record, home, settled=False)
 
 
-def _adopt(k: int, record: Mapping[str, Any], home: StoreHome) -> None:
+def _adopt(k: int, record: Mapping[str, Any], home: StoreHome, *, settled: bool) -> None:
     """Let a segment's gradient, and its buffers, be those that were kept."""
     for name, sums in record["checksums"].items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
-        home.kept(key)
+        home.kept(key, settled=settled)
         home.unverified[home.place(key)[0].path, None] = sums
 
 
@@ -238,7 +268,7 @@ def _damage(
 ) -> dict[int, DamagedStoreError]:
     """Return what is wrong with the hand-off of a segment, if a gradient of it does not verify."""
     for key, sums in handoff.items():
-        files, row = home.gradient_place(key)
+        files, row = home.saved_place(key)
         for chunk, (path, expected) in enumerate(zip(files.files(row), sums, strict=True)):
             try:
                 content = np.fromfile(path, np.uint8)

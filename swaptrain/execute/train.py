@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -17,6 +18,7 @@ from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.ram import check_memory
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
+from swaptrain.program.instructions import Instruction
 from swaptrain.store.contained import check_contained
 from swaptrain.store.lock import RunLock
 from swaptrain.store.request import ExportDoor
@@ -32,17 +34,29 @@ def train(
     fresh: bool = False,
     accept_change: bool = False,
     from_step: int | None = None,
+    observe: Callable[[int, Instruction], None] = lambda *_: None,
 ) -> None:
     """Train as `config` says, from the beginning or from where its run directory stopped.
 
     With `from_step` the run goes back to the snapshot of that step first. Where that would help
     after an error, a note of the error says so.
 
+    `observe` is called behind each instruction with the step that it belongs to (of an update that
+    waits for the global norm, the step of its gradients) and the instruction, when what earlier
+    segments left to write is on the disk: with commit_every 1 a run that is killed does nothing
+    again of what was observed but instructions of one segment.
+
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
     """
     try:
-        _train(config, fresh=fresh, accept_change=accept_change, from_step=from_step)
+        _train(
+            config,
+            fresh=fresh,
+            accept_change=accept_change,
+            from_step=from_step,
+            observe=observe,
+        )
     except (DamagedStoreError, NotFiniteError) as error:
         steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
         if steps and not fresh:
@@ -53,7 +67,14 @@ def train(
         raise
 
 
-def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int | None) -> None:
+def _train(
+    config: Config,
+    *,
+    fresh: bool,
+    accept_change: bool,
+    from_step: int | None,
+    observe: Callable[[int, Instruction], None],
+) -> None:
     run_dir = config.run.dir
     check_contained(run_dir)
     fresh = fresh or (run_dir / STARTING_OVER).exists()
@@ -96,7 +117,7 @@ def _train(config: Config, *, fresh: bool, accept_change: bool, from_step: int |
             raise
         before = recorded.resolved().optimizer if recorded is not None else None
         try:
-            run = OpenRun(config, prepared, root, progress, stop)
+            run = OpenRun(config, prepared, root, progress, stop, observe)
             held.callback(run.close)
             run.open(fresh=fresh, before=before, back_to=back_to)
         except ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -15,16 +16,20 @@ from swaptrain.execute.boundary import Boundary
 from swaptrain.execute.build import cast_batch
 from swaptrain.execute.clipping import mean_loss
 from swaptrain.execute.commits import Commits
+from swaptrain.execute.counters import Counters
 from swaptrain.execute.executor import Executor, StepState, global_norm
+from swaptrain.execute.going_on import going_on
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.resume import Position
 from swaptrain.execute.schedule import learning_rate
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.update import UpdateRule
+from swaptrain.execute.values import KeptValues
 from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile, StepMetrics
-from swaptrain.program.instructions import Program
+from swaptrain.program.forwards import recoverable
+from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.recovery import Action
 from swaptrain.store.snapshots import Snapshots
@@ -69,6 +74,9 @@ class Training:
     position: Position
     trees: Trees | None
     boundary: Boundary
+    values: KeptValues | None
+    """Keeps what forwards make; None where a killed run is to make it again."""
+    note: Callable[[str], None]
     report: Callable[[StepMetrics], None]
     floor_s: Callable[[int, int, float, float], float | None]
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
@@ -110,7 +118,7 @@ class Training:
         decision = self.position.decision
         self._complete_metrics(decision.done)
         if decision.action is Action.CONTINUE:
-            self.commits.adopt_handoff(self.position.handoff)
+            self.commits.handoff.adopt(self.position.handoff)
             self._step(self.step, decision.segment)
             self.step += 1
         else:
@@ -131,12 +139,8 @@ class Training:
         builder, deferred = self.plan.builder, self.plan.builder.deferred
         begun = time.perf_counter()
         self.boundary.begin(step)
-        counters = _Counters.of(self)
-        program = builder.step(
-            pending_updates=self._pending,
-            top=top,
-            from_micro_batch=self.position.from_micro_batch if top is not None else 0,
-        )
+        counters = self._counters()
+        program = self._program(step, top)
         self._running = state = self._state(step)
         if top is not None:
             state.ledger = self._ledger
@@ -151,7 +155,7 @@ class Training:
             self._flush(step, quiet=True)
             self.trees.switch(step)
         losses = state.ledger.in_order()
-        moved = _Counters.of(self) - counters
+        moved = self._counters() - counters
         step_s = time.perf_counter() - begun
         row = StepMetrics(
             step=step,
@@ -185,6 +189,28 @@ class Training:
         if snapshots is not None and snapshots.due(step):
             self._flush(step)
             self.commits.then(lambda: snapshots.make(step))
+
+    def _program(self, step: int, top: int | None) -> Program:
+        """Return the program of a step; of the one that an earlier process began, what is left."""
+        builder, decision = self.plan.builder, self.position.decision
+        if step != decision.step:
+            return builder.step(pending_updates=self._pending)
+        build = partial(
+            builder.step,
+            pending_updates=self._pending,
+            top=top,
+            from_micro_batch=self.position.from_micro_batch if top is not None else 0,
+        )
+        found: set[ObjectKey] = set()
+        if self.values is not None:
+            found = self.values.found(step, recoverable(build()))
+        program = build(present=found)
+        if self.values is not None:
+            self.values.adopt(found, program)
+        if step > 1 or top is not None or found:
+            segments = len(self.plan.captured.model.segments)
+            self.note(going_on(program, step, found, top=top, segments=segments))
+        return program
 
     def _state(self, step: int) -> StepState:
         """Return what a step's instructions mean; a deferred update is of the step before."""
@@ -311,6 +337,9 @@ class Training:
         optimizer = self.config.optimizer
         return learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
 
+    def _counters(self) -> Counters:
+        return Counters.of(self.tier, self.io)
+
     def _peak_host_bytes(self) -> int:
         from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak
 
@@ -318,43 +347,6 @@ class Training:
         reset_peak()
         return max(peak, 0)
 
-    def _roofline(self, moved: _Counters, state: StepState, step_s: float) -> float | None:
+    def _roofline(self, moved: Counters, state: StepState, step_s: float) -> float | None:
         floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s)
         return None if floor_s is None else min(1.0, floor_s / step_s)
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """Cumulative counts at one moment, or their difference."""
-
-    wait_s: float
-    read_bytes: int
-    write_bytes: int
-    needed_bytes: int
-    missed_bytes: int
-
-    @classmethod
-    def of(cls, training: Training) -> _Counters:
-        tier = training.tier.counters
-        return cls(
-            tier.wait_s,
-            training.io.read_bytes,
-            training.io.write_bytes,
-            tier.needed_bytes,
-            tier.missed_bytes,
-        )
-
-    def __sub__(self, other: _Counters) -> _Counters:
-        return _Counters(
-            self.wait_s - other.wait_s,
-            self.read_bytes - other.read_bytes,
-            self.write_bytes - other.write_bytes,
-            self.needed_bytes - other.needed_bytes,
-            self.missed_bytes - other.missed_bytes,
-        )
-
-    @property
-    def hit_fraction(self) -> float | None:
-        if not self.needed_bytes:
-            return None
-        return max(0.0, 1 - self.missed_bytes / self.needed_bytes)

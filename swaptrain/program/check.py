@@ -34,18 +34,20 @@ def check_program(
     size_bytes: Callable[[ObjectKey], int],
     *,
     present: Iterable[ObjectKey] = (),
+    forwarded: Iterable[tuple[int, int]] = (),
     pool_bytes: int | None = None,
 ) -> Peaks:
     """Walk a program and raise ProgramError where it breaks a rule; return its peaks.
 
     `present` are the objects (other than state, which always exists) that exist before it: kept
-    accumulators, a hand-off. Rules: what is read or changed exists; what is written fresh does not
-    exist yet; a backward comes after the forwards of its micro-batch, unless it turns; no forward
-    or backward reads state that this step has used and then updated; one instruction's objects fit
-    `pool_bytes`.
+    accumulators, a hand-off; `forwarded` are the (segment, micro-batch) whose forward an earlier
+    process ran, in the same step. Rules: what is read or changed exists; what is written fresh
+    does not exist yet; a backward comes after the forwards of its micro-batch, unless it turns; no
+    forward or backward reads state that this step has used and then updated; one instruction's
+    objects fit `pool_bytes`.
     """
     alive = set(present)
-    forwards: set[tuple[int, int]] = set()
+    forwards = set(forwarded)
     used: set[ObjectKey] = set()
     updated: set[ObjectKey] = set()
     live_bytes = sum(size_bytes(key) for key in alive)

@@ -30,7 +30,12 @@ class StateBytes:
 
 
 def least_traffic_bytes(
-    state: StateBytes, boundary_bytes: int, cache_bytes: int, *, commit_every: int = 1
+    state: StateBytes,
+    boundary_bytes: int,
+    cache_bytes: int,
+    *,
+    commit_every: int = 1,
+    keeps_values: bool = False,
 ) -> float:
     """Return the least bytes that a step reads and writes with a RAM cache of `cache_bytes`.
 
@@ -39,7 +44,8 @@ def least_traffic_bytes(
 
         26 P - (3 - 1/m) min(C, 2 P) - (2 - 1/m) max(0, min(C, 12 P) - 2 P) + 2 K (+ K if m = 1)
 
-    where what is left of C saves 2 bytes for each byte of K. Spilled gradients are written once
+    where what is left of C saves 2 bytes for each byte of K, or 1 where `keeps_values`: activations
+    are written whether they stay in memory or not, for a resume. Spilled gradients are written once
     and read once more. A bound for layer-major order and one wave; no schedule moves less.
     """
     written = 1 / commit_every
@@ -48,13 +54,14 @@ def least_traffic_bytes(
     cached_rest = max(0, min(cache_bytes, all_state) - state.weights)
     left = max(0, cache_bytes - all_state)
     cached_boundary = min(left, boundary_bytes)
-    handoff_bytes = boundary_bytes if commit_every == 1 and not state.gradients else 0
+    handoff_bytes = boundary_bytes if commit_every == 1 else 0
     return (
         3 * state.weights
         + 2 * state.rest
         - (3 - written) * cached_weights
         - (2 - written) * cached_rest
-        + 2 * (boundary_bytes - cached_boundary)
+        + 2 * boundary_bytes
+        - (1 if keeps_values else 2) * cached_boundary
         + handoff_bytes
         + 2 * state.gradients
     )
@@ -117,13 +124,17 @@ def break_even_tokens(
     return disk.seconds(read_bytes, traffic - read_bytes) * flops_per_s / (8 * max(1, parameters))
 
 
-def durable_objects(program: Program) -> Callable[[Instruction], list[ObjectKey]]:
+def durable_objects(
+    program: Program, *, keeps_values: bool = False
+) -> Callable[[Instruction], list[ObjectKey]]:
     """Return what each instruction of a step makes durable, for `simulate`.
 
     An update writes its segment's state and the hand-off: gradients that are alive then and that no
-    commit before has written. A settled gradient is written itself; so is what is kept of a segment
-    before the last wave.
+    commit before has written. A settled gradient is written itself, with the hand-off; so is what
+    is kept of a segment before the last wave. With `keeps_values` a forward writes its results, and
+    the step's last one the buffers that it leaves.
     """
+    last_forward = max((i.micro_batch for i in program), default=0)
     live: dict[ObjectKey, None] = {}
     durable: dict[int, list[ObjectKey]] = {}
     for instruction in program:
@@ -135,7 +146,12 @@ def durable_objects(program: Program) -> Callable[[Instruction], list[ObjectKey]
             keys = [key for key in instruction.changes if key.kind is Kind.STATE] + list(live)
             live.clear()  # each is written once
         elif instruction.operation is Operation.SETTLE:
-            keys = [key for key in instruction.reads if key.kind is Kind.ACCUMULATOR]
+            keys = list(instruction.reads) + list(live)
+            live.clear()
+        elif instruction.operation is Operation.FORWARD and keeps_values:
+            keys = list(instruction.writes)
+            if instruction.micro_batch == last_forward:
+                keys += instruction.changes
         elif instruction.operation is Operation.KEEP:
             keys = list(instruction.reads)
         if keys:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from swaptrain.program.instructions import ObjectKey
-from swaptrain.program.model import ModelSpec
+from swaptrain.program.model import ModelSpec, SegmentSpec
 
 __all__ = ["row_turn"]
 
 
 def row_turn(model: ModelSpec, key: ObjectKey) -> int:
-    """Return 0 or 1, in turn by reader: neighbouring readers of a value use different rows.
+    """Return 0 or 1, in turn by reader: readers of a value with a commit between them differ.
 
     So the gradient that a segment hands on never overwrites the one that it started from, which
-    the last durable commit may name.
+    the last durable commit may name. Readers without a commit between them share a row: only what
+    the last of them makes is handed on.
     """
     if key.name in model.values:
         readers: Sequence[int] = model.values[key.name].readers
     else:
         name = key.name.removeprefix("parameter.")
         readers = [segment.index for segment in model.segments if name in segment.parameters]
-    return readers.index(key.segment) % 2
+    commits = [segment.index for segment in model.segments if _commits(model, segment)]
+    readers.index(key.segment)  # raises ValueError
+    turns = sorted({bisect_right(commits, reader) for reader in readers})
+    return turns.index(bisect_right(commits, key.segment)) % 2
+
+
+def _commits(model: ModelSpec, segment: SegmentSpec) -> bool:
+    return bool(segment.buffers) or any(model.parameters[n].trainable for n in segment.owns)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+import xxhash
 import zarr
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import Buffer
@@ -22,6 +24,7 @@ from swaptrain.strict_json import read_json
 __all__ = ["ArrayFiles"]
 
 _MOST_METADATA_BYTES = 2**16
+_PIECE_BYTES = 4 * 2**20
 
 
 class ArrayFiles:
@@ -137,6 +140,20 @@ class ArrayFiles:
             for file, part in zip(self.files(row), self._parts(buffer), strict=True)
         ]
 
+    def write_now(self, io: DirectIO, buffer: memoryview, *, row: int | None = None) -> list[int]:
+        """Overwrite the array, or one row, unflushed, before it returns: the chunks' checksums."""
+        return [
+            io.write_now(file, part)
+            for file, part in zip(self.files(row), self._parts(buffer), strict=True)
+        ]
+
+    def checksums(self, row: int | None = None) -> list[int]:
+        """Return the xxh3-64 of each chunk file, of one row if the array has rows.
+
+        Reads them through the page cache, a piece at a time, and drops the pages. Raises OSError.
+        """
+        return [_checksum(file) for file in self.files(row)]
+
     def _parts(self, buffer: memoryview) -> list[memoryview]:
         if len(buffer) != self.row_bytes:
             raise ValueError(
@@ -161,3 +178,12 @@ class ArrayFiles:
             serializer=BytesCodec(endian="little" if ITEMSIZE[self.dtype] > 1 else None),
         )
         return files["zarr.json"].to_bytes()
+
+
+def _checksum(path: Path) -> int:
+    digest = xxhash.xxh3_64()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return digest.intdigest()

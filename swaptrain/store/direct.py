@@ -96,6 +96,14 @@ class DirectIO:
         _check_alignment(buffer, offset)
         return self._executor.submit(self._write, path, buffer, offset, flush, checksum)
 
+    def write_now(self, path: Path, buffer: memoryview) -> int:
+        """Overwrite part of a file like `write`, unflushed, on the thread that calls.
+
+        For what is waited for: it does not come behind all that was asked for before.
+        """
+        _check_alignment(buffer, 0)
+        return self._write(path, buffer, 0, flush=False, checksum=True)
+
     def flush(self, path: Path) -> Future[None]:
         """Make what was written to a file durable (fdatasync); the future raises RunError."""
         return self._executor.submit(flush_file, path)

@@ -55,10 +55,7 @@ def check_root(record: Mapping[str, Any], path: Path) -> None:
 def check_state(record: Mapping[str, Any], path: Path) -> None:
     """Check the record of a slot, as far as it goes by itself."""
     _keys(record, _STATE, path, "a record", optional={"metadata": _metadata})
-    if record["handoff"].keys() - {"gradients"}:
-        raise _bad("the hand-off of a record has unknown keys", path)
-    for row in record["handoff"].get("gradients", ()):
-        _keys(row, _HANDOFF_ROW, path, "a row of the hand-off", optional={"row": _row})
+    _check_handoff(record, path)
     for row in record["table"]:
         _keys(row, _TABLE_ROW, path, "a row of the table")
         name, shape, stride = row["name"], row["shape"], row["stride"]
@@ -71,6 +68,14 @@ def check_state(record: Mapping[str, Any], path: Path) -> None:
 def check_kept(record: Mapping[str, Any], path: Path) -> None:
     """Check the record of what is kept of a segment beside its slot."""
     _keys(record, _KEPT, path, "a record")
+    _check_handoff(record, path)
+
+
+def _check_handoff(record: Mapping[str, Any], path: Path) -> None:
+    if record["handoff"].keys() - {"gradients"}:
+        raise _bad("the hand-off of a record has unknown keys", path)
+    for row in record["handoff"].get("gradients", ()):
+        _keys(row, _HANDOFF_ROW, path, "a row of the hand-off", optional={"row": _row})
 
 
 def check_snapshot(record: Mapping[str, Any], path: Path) -> None:
@@ -281,6 +286,12 @@ _checksum = _whole(0, 2**64 - 1)
 _checksums = _mapping(_array_name, _list_of(_checksum))
 _metadata = _mapping(_array_name, _checksum)
 _losses = _list_of(_number)
+
+
+def _handoff(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("gradients", []), list)
+
+
 _norms = _mapping(_name, lambda found: _number(found) and not (found < 0))
 _keys_of_separator = {"name": "default", "configuration": {"separator": "/"}}
 
@@ -310,9 +321,7 @@ _STATE: dict[str, Check] = {
     "version": _whole(0),
     "fingerprint": _name,
     "checksums": _checksums,
-    "handoff": lambda found: (
-        isinstance(found, dict) and isinstance(found.get("gradients", []), list)
-    ),
+    "handoff": _handoff,
     "losses": _losses,
     "norms": _norms,
     "table": lambda found: isinstance(found, list),
@@ -339,6 +348,7 @@ _KEPT: dict[str, Check] = {
     "checksums": _checksums,
     "losses": _losses,
     "norms": _norms,
+    "handoff": _handoff,
 }
 _SNAPSHOT: dict[str, Check] = {"step": _whole(0), "fingerprint": _name}
 _ARRAY: dict[str, Check] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ import pytest
 import xxhash
 
 import swaptrain.execute.train as training
+from swaptrain.execute.home import StoreHome
 from swaptrain.execute.prepare import Prepared
-from swaptrain.memory.tier import Tier
+from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.record import read_record
 from tests.support.runs import config_of, rows, trained
@@ -65,18 +66,16 @@ def test_no_buffer_changes_while_it_is_written(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every write, though slow, finds in its buffer what was there when it was asked for."""
-    original, original_saving = DirectIO.write, Tier.saving
+    original, original_keep_write = DirectIO.write, StoreHome.keep_write
     promised: dict[int, int] = {}
     changed: list[Path] = []
     lock = threading.Lock()
 
-    def saving(self: Tier, keys: Iterable[ObjectKey], done: Future[Any]) -> None:
-        keys = list(keys)
-        for key in (key for key in keys if key.kind is Kind.ACCUMULATOR):
+    def keep_write(self: StoreHome, key: ObjectKey, slab: Slab, *, settled: bool) -> Write:
+        if key.kind is Kind.ACCUMULATOR:
             # Its write begins later, on the committer's thread.
-            memory = self.in_memory(key).memory
-            promised[address(memory)] = xxhash.xxh3_64_intdigest(memory)
-        original_saving(self, keys, done)
+            promised[address(slab.memory)] = xxhash.xxh3_64_intdigest(slab.memory)
+        return original_keep_write(self, key, slab, settled=settled)
 
     def write(self: DirectIO, path: Path, buffer: memoryview, **options: Any) -> Future[int]:
         before = xxhash.xxh3_64_intdigest(buffer)
@@ -103,7 +102,7 @@ def test_no_buffer_changes_while_it_is_written(
         return future
 
     monkeypatch.setattr(DirectIO, "write", write)
-    monkeypatch.setattr(Tier, "saving", saving)
+    monkeypatch.setattr(StoreHome, "keep_write", keep_write)
     config = config_of(tmp_path / "run", MODES[mode])
     trained(config)
     assert not changed

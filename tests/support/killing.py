@@ -30,6 +30,7 @@ from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.training import Training
 from swaptrain.store import files
 from swaptrain.store.record import read_record
+from tests.support.repeated import Again, lives, logger, repeated
 from tests.support.runs import config_of
 
 __all__ = ["Runs", "final_state", "in_child", "metrics_key", "serve"]
@@ -115,6 +116,7 @@ class Runs:
     def __init__(self, folder: Path, tree: dict[str, Any], *, pool: float) -> None:
         """Prepare the job; slabs get `pool` times what the largest instruction needs."""
         self.run_dir = folder / "run"
+        self.log = folder / "instructions"
         self._template = folder / "template"
         self.config = config_of(self.run_dir, tree)
         self._prepared = {None: self._prepare(self.config, pool)}
@@ -137,10 +139,26 @@ class Runs:
         shutil.copytree(self.run_dir, self._template, symlinks=True)
 
     def reset(self) -> None:
-        """Put the run directory back to where its first step begins, or away."""
+        """Put the run directory back to where its first step begins, or away; empty the log."""
+        self.log.unlink(missing_ok=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         if self._template.exists():
             shutil.copytree(self._template, self.run_dir, symlinks=True)
+
+    def done_again(self) -> list[Again]:
+        """Return what each process since `reset` did that an earlier one had completed."""
+        m = self.config.data.micro_batches
+        wave = self.config.train.wave or m
+        return repeated(lives(self.log), last_wave=(m - 1) // wave * wave)
+
+    def too_much_again(self) -> str | None:
+        """Say where a process did more again than one segment's forward or backward."""
+        if self.config.store.commit_every > 1:
+            return None  # it goes back to the last commit of the whole store
+        for again in self.done_again():
+            if not again.within_one_segment and not again.restarted_wave:
+                return f"done again: {again.instructions}"
+        return None
 
     def child(
         self,
@@ -167,7 +185,8 @@ class Runs:
                 if stop_after_creation:
                     Training.run = _stop  # type: ignore[method-assign]
                 setup()
-                training.train(config, **(options or {}))
+                observe = logger(self.log)
+                training.train(config, observe=observe, **(options or {}))
             except _Created:
                 pass
             except BaseException as error:
@@ -240,7 +259,7 @@ def chain(plan: dict[str, Any]) -> dict[str, Any]:
         if status == signal.SIGKILL:
             kills += 1
             continue
-        wrong = error or _difference(runs, expected)
+        wrong = error or _difference(runs, expected) or runs.too_much_again()
         ended += 1
         if wrong or last:
             return {"kills": kills, "runs": ended, "wrong": wrong or None}
@@ -291,7 +310,7 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
         if status != 0:
             wrong.append([at, error])
             continue
-        difference = _difference(runs, expected)
+        difference = _difference(runs, expected) or runs.too_much_again()
         if difference is not None:
             wrong.append([at, difference])
     return {"calls": calls, "kills": kills, "wrong": wrong[:5], "wrong_count": len(wrong)}

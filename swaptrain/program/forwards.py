@@ -1,0 +1,68 @@
+"""Which forwards a step that an earlier process began has still to run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from swaptrain.program.instructions import ObjectKey, Operation, Program
+from swaptrain.program.model import SegmentSpec
+from swaptrain.program.objects import Objects
+
+__all__ = ["forwards_left", "recoverable"]
+
+
+def recoverable(program: Program) -> list[ObjectKey]:
+    """Return what spares a step's forwards, if an earlier process left it on the disk.
+
+    Values, the buffers from before a forward, and, of `STATE` kind, the buffers as the step's last
+    forward of their segment left them.
+    """
+    keys: dict[ObjectKey, None] = {}
+    for instruction in program:
+        if instruction.operation is Operation.FORWARD:
+            keys.update(dict.fromkeys((*instruction.writes, *instruction.changes)))
+    return list(keys)
+
+
+def forwards_left(
+    objects: Objects,
+    waves: Sequence[range],
+    last: int,
+    *,
+    present: Collection[ObjectKey],
+    pending_updates: Collection[int],
+) -> frozenset[tuple[int, int]]:
+    """Return (segment, micro-batch) of the forwards below segment `last` that have to be run.
+
+    What the backwards of segments 1 to `last` read must come from a forward or be `present`.
+    A segment that mutates buffers runs all of its forwards or none, since each starts from the
+    buffers that the one before left: none if everything is there, the buffers after the step's
+    last forward included, and its update of the step before is done, which would commit them.
+    """
+    present = frozenset(present)
+    micro_batches = [m for wave in waves for m in wave]
+    left: set[tuple[int, int]] = set()
+    for segment in objects.model.segments[: last - 1]:
+        missing = [m for m in micro_batches if not _made(objects, segment, m, last, present)]
+        buffers = objects.buffers(segment)
+        if buffers:
+            whole = (
+                not missing
+                and len(waves) == 1
+                and present.issuperset(buffers)
+                and segment.index not in pending_updates
+            )
+            missing = [] if whole else micro_batches
+        left.update((segment.index, m) for m in missing)
+    return frozenset(left)
+
+
+def _made(
+    objects: Objects, segment: SegmentSpec, m: int, last: int, present: frozenset[ObjectKey]
+) -> bool:
+    """Whether all that segments up to `last` read of a forward's results is there."""
+    values = objects.model.values
+    read = [
+        key for key in objects.outputs(segment, m) if min(values[key.name].readers) <= last
+    ]  # what only segments above read is of no use any more
+    return present.issuperset((*read, *objects.snapshot(segment, m)))

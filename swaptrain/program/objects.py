@@ -1,0 +1,136 @@
+"""The objects that the instructions of a segment name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.model import ModelSpec, SegmentSpec
+from swaptrain.program.state import array_of, parameter_tensor
+
+__all__ = ["Objects"]
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a cut model's segments read, change and make, for each micro-batch."""
+
+    model: ModelSpec
+    compute_dtype: str
+    state_arrays: Mapping[int, Sequence[str]]
+    """By segment: the arrays that its update changes."""
+
+    def batch(self, m: int) -> tuple[ObjectKey, ...]:
+        """Return what a micro-batch brings."""
+        return tuple(
+            ObjectKey(Kind.VALUE, value.name, 0, m)
+            for value in self.model.values.values()
+            if value.producer == 0 and value.readers
+        )
+
+    def commits(self, segment: SegmentSpec) -> bool:
+        """Whether the segment has state: parameters that are trained, or buffers that change."""
+        return bool(self.state_arrays[segment.index])
+
+    def state(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        """Return the arrays that its update changes."""
+        k = segment.index
+        return tuple(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k])
+
+    def sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        """The accumulator, where the segment owns parameters that are trained."""
+        if any(self.model.parameters[name].trainable for name in segment.owns):
+            return (ObjectKey(Kind.ACCUMULATOR, "gradient", segment.index),)
+        return ()
+
+    def weights(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        """Return the arrays of weights that it computes with, its own and shared ones."""
+        owner = self.model.owner
+        keys = {
+            ObjectKey(
+                Kind.STATE,
+                array_of(self.model.parameters[name], self.compute_dtype),
+                owner[name],
+            ): None
+            for name in segment.parameters
+        }
+        return tuple(keys)
+
+    def buffers(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        """Return the arrays of buffers that its forward mutates."""
+        keys = {
+            ObjectKey(
+                Kind.STATE, f"buffers_{self.model.buffers[name].tensor.dtype}", segment.index
+            ): None
+            for name in segment.buffers
+        }
+        return tuple(keys)
+
+    def snapshot(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """The buffers from before the micro-batch's forward: what its recomputation reads."""
+        return tuple(
+            ObjectKey(Kind.VALUE, f"before.{key.name}", segment.index, m)
+            for key in self.buffers(segment)
+        )
+
+    def inputs(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """Return the values that it reads."""
+        return tuple(
+            ObjectKey(Kind.VALUE, name, self.model.values[name].producer, m)
+            for name in segment.inputs
+        )
+
+    def outputs(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """What others read of the segment's results; the loss is no object, only a number."""
+        return tuple(
+            ObjectKey(Kind.VALUE, name, segment.index, m)
+            for name in segment.outputs
+            if self.model.values[name].readers
+        )
+
+    def incoming(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """Gradients that the backward starts from.
+
+        Those of its outputs, and the sums that later readers made for its inputs and its shared
+        parameters: extra roots, which reproduces autograd's own order of addition.
+        """
+        k = segment.index
+        keys = [
+            ObjectKey(Kind.GRADIENT, name, self.model.values[name].readers[0], m)
+            for name in segment.outputs
+            if self.model.values[name].gradient and self.model.values[name].readers
+        ]
+        for name in segment.inputs:
+            later = [r for r in self.model.values[name].readers if r > k]
+            if self.model.values[name].gradient and later:
+                keys.append(ObjectKey(Kind.GRADIENT, name, later[0], m))
+        for name in segment.parameters:
+            later = [r for r in self._parameter_readers[name] if r > k]
+            if self.model.parameters[name].trainable and later:
+                keys.append(ObjectKey(Kind.GRADIENT, parameter_tensor(name), later[0], m))
+        return tuple(keys)
+
+    def outgoing(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """Return the gradients that its backward makes for segments below."""
+        k = segment.index
+        keys = [
+            ObjectKey(Kind.GRADIENT, name, k, m)
+            for name in segment.inputs
+            if self.model.values[name].gradient
+        ]
+        keys += [
+            ObjectKey(Kind.GRADIENT, parameter_tensor(name), k, m)
+            for name in segment.parameters
+            if self.model.parameters[name].trainable and self.model.owner[name] != k
+        ]
+        return tuple(keys)
+
+    @cached_property
+    def _parameter_readers(self) -> Mapping[str, list[int]]:
+        readers: dict[str, list[int]] = {}
+        for segment in self.model.segments:
+            for name in segment.parameters:
+                readers.setdefault(name, []).append(segment.index)
+        return readers
