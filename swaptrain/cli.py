@@ -16,7 +16,7 @@ import typer
 from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
 from swaptrain.execute.stopping import StopRequest
-from swaptrain.observe.output import silence
+from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.store.files import run_error
 
 __all__ = ["main"]
@@ -133,6 +133,12 @@ def _export(
         ExportType | None,
         typer.Option(help="Write in this dtype; the default is the one that was trained in."),
     ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from-step", metavar="N", help="Take the snapshot of step N (store.keep) instead."
+        ),
+    ] = None,
 ) -> Action:
     """Write the weights of a run to a safetensors file.
 
@@ -146,7 +152,8 @@ def _export(
             raise ConfigError(f"--to {to}: the file's name must end in .safetensors")
         from swaptrain.store.export import export_weights
 
-        export_weights(run, to, dtype.value if dtype else None, note=print)
+        chosen = dtype.value if dtype else None
+        export_weights(run, to, chosen, from_step=from_step, note=print)
 
     return action
 
@@ -184,6 +191,7 @@ _VERBS: dict[str, Callable[..., Action]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: `sys.argv`) and return its exit code; prints all errors."""
+    open_standard_streams()
     try:
         action = _parse(list(sys.argv[1:] if argv is None else argv))
         if action is not None:

@@ -81,10 +81,12 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
     assert calls[1][1][0].memory.host == 2 * 2**30
     assert main(["inspect", str(tmp_path)]) == 0
     assert calls[2] == ("inspect_run", (tmp_path,), {})
+    options = {"from_step": None, "note": print}
     assert main(["export", str(tmp_path), "--to", str(to), "--dtype", "bfloat16"]) == 0
-    assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), {"note": print})
-    assert main(["export", str(tmp_path), "--to", str(to)]) == 0
-    assert calls[4] == ("export_weights", (tmp_path, to, None), {"note": print})
+    assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), options)
+    assert main(["export", str(tmp_path), "--to", str(to), "--from-step", "4"]) == 0
+    options = {**options, "from_step": 4}
+    assert calls[4] == ("export_weights", (tmp_path, to, None), options)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_the_command_line_imports_nothing_heavy(start: str) -> None:
             continue
         reached.add(path)
         for found in imports(path):
-            if not found.at_import:
+            if not found.at_import and path.name != "__main__.py":  # whose function runs at once
                 continue
             if found.module.split(".")[0] in HEAVY:
                 wrong.append(str(found))

@@ -68,8 +68,8 @@ class Boundary:
         if self._last_s is not None:
             left_s = max(0.0, self._last_s - (time.monotonic() - self._begun_s))
         if left_s <= _NEAR_S:
-            about = format_duration(left_s)
-            return Outlook(f"after step {self._step}, in about {about}", hold=True)
+            about = f", in about {format_duration(left_s)}" if left_s >= 1 else ""
+            return Outlook(f"after step {self._step}{about}", hold=True)
         first = self.committed() + 1
         lost = f"step {first}" if first == self._step else f"steps {first} to {self._step}"
         return Outlook(f"after {self._stop.what} ({lost} will be done again)")

@@ -106,8 +106,8 @@ class Training:
                 self.step += 1
                 self._between(self.step - 1)
             self._flush(self.step - 1)
-        except StoppedBySignal:
-            self._save_what_is_done()
+        except StoppedBySignal as stop:
+            self._save_what_is_done(stop)
             self.commits.drain()
             raise
         self.commits.drain()
@@ -265,7 +265,7 @@ class Training:
             self.executor.run(self.plan.builder.store(), state, quiet=True)
         self.trees.switch(step)
 
-    def _save_what_is_done(self) -> None:
+    def _save_what_is_done(self, stop: StoppedBySignal) -> None:
         """Before stopping: do the pending updates that the program has not come to.
 
         With commit_every > 1 they would not be committed, unless the stop is between two steps.
@@ -280,6 +280,9 @@ class Training:
             self._pending = ()
         if self.trees is not None and whole is not None:
             self._commit_tree(whole)
+            stop.args = (
+                f"stopped after step {whole}, which is committed; run the same command to go on",
+            )
 
     def _updates_left(self) -> list[int]:
         """Return the segments whose pending update the program that runs has not come to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.bfloat16 import numpy_dtype
+from swaptrain.store.live import Held, check_held
 from swaptrain.store.lock import LockOwner
 from swaptrain.store.reader import ChunkReader, read_tensor
 from swaptrain.store.request import ExportRequest
 from swaptrain.store.root import RootRecord, read_buffers
 from swaptrain.store.safetensors import StreamedTensor, write_safetensors
 from swaptrain.store.slots import Slot
+from swaptrain.store.snapshots import list_snapshots
 from swaptrain.store.state_record import read_kept
 from swaptrain.store.view import LiveStore, look
 from swaptrain.units import format_size
@@ -30,14 +32,20 @@ _TRIES = 5
 
 
 def export_weights(
-    run: Path, to: Path, dtype: str | None, *, note: Callable[[str], None] = lambda _: None
+    run: Path,
+    to: Path,
+    dtype: str | None,
+    *,
+    from_step: int | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the weights and buffers of one step to `to`, a few chunks in memory at a time.
 
     Returns the step, of which `note` hears too.
 
     Of a run that trains: of the end of the step in progress, where the trainer waits until they are
-    read. Of any other: of its last commit. Parameters keep the dtype that they were trained in,
+    read. Of any other: of its last commit. With `from_step`: of the snapshot of that step, which
+    lets a trainer go on. Parameters keep the dtype that they were trained in,
     unless `dtype` says otherwise; `float32` joins the two halves of split masters. Tied weights are
     written once, under their first name. Raises ConfigError when `run` is not a run or has no store
     yet, or `to` cannot be a file; RunError when the run was stopped inside a step, or the disk is
@@ -52,6 +60,8 @@ def export_weights(
         raise ConfigError(f"{run} is not a run directory: it has neither store/ nor config.yaml")
     if look(run) is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
+    if from_step is not None:
+        return _export_snapshot(run, to, dtype, from_step, note)
     with ExportRequest(run, note) as request:
         for _ in range(_TRIES):
             owner = request.wait()
@@ -59,22 +69,52 @@ def export_weights(
                 request.renew()
                 owner = request.wait()
             try:
-                tensors = {tensor.name: tensor for tensor in _tensors(run, view, dtype)}
-                size_bytes = write_safetensors(to, list(tensors.values()))
+                return _write(run, to, dtype, view, note)
             except DamagedStoreError:
                 if not view.store.has_changed():
                     raise
                 request.renew()
-            else:
-                note(
-                    f"wrote {to}: {len(tensors):,} tensors, {format_size(size_bytes)}, as they "
-                    f"are after step {view.step}"
-                )
-                return view.step
     raise RunError(
         f"{run} changes while it is read, though no process that does so holds its lock: is it "
         "trained from another machine? Stop that first"
     )
+
+
+def _export_snapshot(
+    run: Path, to: Path, dtype: str | None, step: int, note: Callable[[str], None]
+) -> int:
+    store = look(run)
+    snapshots = {snapshot.step: snapshot for snapshot in list_snapshots(run)}
+    if store is None or step not in snapshots:
+        steps = ", ".join(map(str, snapshots)) or "none"
+        raise ConfigError(f"--from-step {step}: {run} has no snapshot of it; there are: {steps}")
+    snapshot = snapshots[step]
+    try:
+        held = [
+            Held(one.segment, snapshot.slots.get(one.segment), one.frozen).read()
+            for one in store.segments
+        ]
+        for one in held:
+            check_held(one, store.root)
+            if one.version not in {None, step}:
+                raise DamagedStoreError("a snapshot holds another step", segment=one.segment)
+        return _write(run, to, dtype, _View(step, replace(store, segments=tuple(held))), note)
+    except (DamagedStoreError, FileNotFoundError):
+        if snapshot.path.exists():
+            raise
+        raise RunError(
+            f"the snapshot of step {step} was dropped while it was read: take a later one"
+        ) from None
+
+
+def _write(run: Path, to: Path, dtype: str | None, view: _View, note: Callable[[str], None]) -> int:
+    tensors = {tensor.name: tensor for tensor in _tensors(run, view, dtype)}
+    size_bytes = write_safetensors(to, list(tensors.values()))
+    note(
+        f"wrote {to}: {len(tensors):,} tensors, {format_size(size_bytes)}, as they are after step "
+        f"{view.step}"
+    )
+    return view.step
 
 
 @dataclass(frozen=True)
@@ -120,6 +160,9 @@ def _view(run: Path, owner: LockOwner | None) -> _View | None:
     if refusal is None:
         return _View(max(store.versions.values(), default=store.root.step), store)
     if owner is None:
+        snapshots = list_snapshots(run)
+        if snapshots:
+            refusal += f"; or take a snapshot with --from-step {snapshots[-1].step}"
         raise RunError(refusal)
     return None
 

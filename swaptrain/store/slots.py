@@ -358,9 +358,16 @@ class Slots:
             return
         disk = self._paths[sum(1 for _ in path.parent.iterdir()) % len(self._paths)]
         target = disk / POOL / run_token(self.run_dir) / path.name
+        if target.is_dir() and any(target.iterdir()):
+            raise RunError(
+                f"{target} holds a slot that this run does not know: a run that was in "
+                f"{self.run_dir} before left it. If that run was moved, rename {target.parent} as "
+                "its own command says; if it was deleted, delete that too"
+            )
         make_directory(target)
         with disk_errors(path, "make the link"):
             path.symlink_to(target)
+        flush_directory(path.parent)  # before anything is in it
 
     def _check_link(self, path: Path) -> None:
         """Let a slot be this run's own folder on another disk, where it is now, or refuse it."""
