@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +155,25 @@ def test_settings_change_between_two_starts(tmp_path: Path) -> None:
     trained(config_of(whole, {**MLP, "train": {"steps": 9}}))
     assert final_state(run_dir) == final_state(whole)
     assert metrics_key(run_dir) == metrics_key(whole)
+
+
+def test_slots_on_several_disks_are_kept_and_gone_back_to(tmp_path: Path) -> None:
+    """The slots of snapshots lie on the disks in turn, and what is dropped leaves nothing there."""
+    disks = [str(tmp_path / "x"), str(tmp_path / "y")]
+    tree = keeping(2, 1, steps=4)
+    tree["store"]["paths"] = disks
+    config = config_of(tmp_path / "run", tree)
+    run_dir = trained(config)
+    state, lines = final_state(run_dir), metrics_key(run_dir)
+    shutil.rmtree(run_dir / "snapshots" / "00000004")
+    trained(config_of(run_dir, {**tree, "train": {"steps": 6}}))
+    assert steps(run_dir) == [6]
+    found = [sum(1 for _ in Path(disk).glob("*/*/*")) for disk in disks]
+    assert min(found) > 0 and sum(found) == slot_count(run_dir)
+    whole = trained(config_of(tmp_path / "whole", {**MLP, "train": {"steps": 6}}))
+    trained(config_of(run_dir, {**tree, "train": {"steps": 6}}), from_step=6)
+    assert final_state(run_dir) == final_state(whole) != state
+    assert metrics_key(run_dir)[:4] == lines
 
 
 def test_a_step_without_a_snapshot_is_refused_with_those_that_have_one(tmp_path: Path) -> None:

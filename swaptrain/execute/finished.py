@@ -15,7 +15,7 @@ from swaptrain.store.slot_bytes import copy_slot
 from swaptrain.store.slots import TREES, Slot, Slots, delete_slots
 from swaptrain.store.snapshots import GOING_BACK
 
-__all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text"]
+__all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text", "is_shared"]
 __all__ += ["separate", "start_over"]
 
 STARTING_OVER = "starting-over"
@@ -50,21 +50,23 @@ def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
     return False
 
 
-def separate(slots: Slots, segment: int, io: DirectIO, *, version: int) -> bool:
-    """Give a live slot that a snapshot holds to the snapshot alone: the live one becomes a copy.
+def is_shared(slots: Slots, segment: int) -> bool:
+    """Whether a snapshot holds the live slot of a segment."""
+    return slots.is_held(slots.live(segment, tree=slots.tree()))
 
-    Returns whether there was anything to be done. Doing it again after a kill does the rest: both
-    slots hold the same at every moment. Raises RunError, DamagedStoreError.
+
+def separate(slots: Slots, segment: int, io: DirectIO, *, version: int) -> None:
+    """Leave a live slot that a snapshot holds to the snapshot: the live one becomes a copy of it.
+
+    At every moment of it, and whenever it is killed, the live one holds the same. Raises RunError,
+    DamagedStoreError.
     """
     tree = slots.tree()
     live = slots.live(segment, tree=tree)
-    if not slots.is_held(live):
-        return False
     spare = slots.take(live.id.rpartition("-")[0])
     assert spare is not None, "a snapshot that shares the live slots leaves as many free"
     copy_slot(live, spare, io, segment=segment, version=version)
     slots.switch(segment, spare, tree=tree)
-    return True
 
 
 def finished_text(run_dir: Path, step: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, run_error, write_aside
@@ -45,18 +46,18 @@ def find_snapshot(run_dir: Path, root: RootRecord | None, step: int) -> Snapshot
     raise ConfigError(f"--from-step {step}: {run_dir} has no snapshot of it, {found}{advice}")
 
 
-def verify_snapshot(
-    snapshot: Snapshot, root: RootRecord, io: DirectIO, tick: Callable[[str], None]
-) -> None:
-    """Read all that a snapshot holds; raises DamagedStoreError where something does not verify.
+def verify_snapshot(snapshot: Snapshot, root: RootRecord, io: DirectIO, stop: StopRequest) -> None:
+    """Read all that a snapshot holds.
 
-    `tick` hears which segment was read.
+    Raises DamagedStoreError where something does not verify, StoppedBySignal between segments.
     """
     if snapshot.record["fingerprint"] != root.fingerprint:
         raise DamagedStoreError("a snapshot belongs to another model", path=snapshot.path)
     for segment, slot in snapshot.slots.items():
+        what = f"verifying segment {segment} of the snapshot of step {snapshot.step}"
+        stop.doing(what)
         verify_slot(slot, io, segment=segment, version=snapshot.step)
-        tick(f"verifying segment {segment} of the snapshot of step {snapshot.step}")
+        stop.check_after(what)
 
 
 def go_back(

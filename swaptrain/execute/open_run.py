@@ -14,7 +14,7 @@ from swaptrain.execute.commits import Commits
 from swaptrain.execute.create import Creation, open_slots, root_record
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, snapshot_count
 from swaptrain.execute.executor import Executor
-from swaptrain.execute.finished import begun_otherwise, separate, start_over
+from swaptrain.execute.finished import begun_otherwise, is_shared, separate, start_over
 from swaptrain.execute.floor import step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard
@@ -100,7 +100,7 @@ class OpenRun:
         if back_to is not None:
             assert self._root is not None, "a snapshot is one of a run that exists"
             self._progress.note(f"verifying the snapshot of step {back_to.step}")
-            verify_snapshot(back_to, self._root, self._io, self._stop.check_after)
+            verify_snapshot(back_to, self._root, self._io, self._stop)
         data, evaluation = self._open_data(fresh)
         if back_to is not None and self._root is not None:
             self._root = go_back(run_dir, back_to, self._root, self._progress.note)
@@ -144,12 +144,20 @@ class OpenRun:
         assert self._tier is not None, "training used it"
         self._tier.close()
         self._pool.trim()
-        step = training.step - 1
-        for k in self._prepared.plan.layouts.state:
-            if separate(self._slots, k, self._io, version=step):
-                self._stop.check_after(f"copying segment {k} beside the snapshot of step {step}")
+        self._separate(training.step - 1)
         self._slots.delete_free()
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
+
+    def _separate(self, step: int) -> None:
+        """Copy the live slots of the last step that its snapshot holds too."""
+        shared = [k for k in self._prepared.plan.layouts.state if is_shared(self._slots, k)]
+        if shared:
+            self._progress.note(f"copying step {step}, so that its snapshot is a second copy")
+        for number, k in enumerate(shared, 1):
+            what = f"copying segment {number}/{len(shared)} of step {step}"
+            self._stop.doing(what)
+            separate(self._slots, k, self._io, version=step)
+            self._stop.check_after(what)
 
     def _record_config(self) -> None:
         path, content = self._run_dir / "config.yaml", self._config.resolved_yaml().encode()

@@ -107,6 +107,13 @@ class Snapshots:
         run_dir = self._slots.run_dir
         tree = self._slots.tree()
         held = {k: self._slots.live(k, tree=tree) for k in self._segments}
+        for k, slot in held.items():
+            if slot.read_record()["version"] != step:
+                raise DamagedStoreError(
+                    f"a snapshot of step {step} cannot be made: the live state is of another step",
+                    segment=k,
+                    path=slot.record_path,
+                )
         directory = snapshots_directory(run_dir)
         make_directory(directory)
         path = directory / snapshot_name(step)
