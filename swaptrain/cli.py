@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -290,7 +291,13 @@ def _tune_malloc() -> None:
     a step ten times slower where another process wants them too. Waiting changes no result.
     """
     from swaptrain.memory.malloc import tune
+    from swaptrain.store.files import user_cache
 
+    # torch makes this directory when it is imported, else under a name in /tmp that anybody knows.
+    with suppress(OSError):
+        torch_cache = user_cache() / "torch"
+        torch_cache.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(torch_cache))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     tune()
 

@@ -6,14 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from swaptrain.data.corpus import CorpusFile, changed_files
 from swaptrain.errors import ConfigError
 from swaptrain.store.files import make_directory, run_error, write_aside
+from swaptrain.strict_json import read_json
 
 __all__ = ["DataRecord", "RunRecord"]
 
 _NAMED_FILES = 5
+_MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,12 @@ class RunRecord:
 
     def _read(self) -> DataRecord | None:
         try:
-            content = json.loads(self.path.read_bytes())
-            files = tuple(CorpusFile(*fields) for fields in content["files"])
-            return DataRecord(content["digest"], content["tokenizer_digest"], files)
+            content = read_json(self.path, _MOST_BYTES)
+            files = tuple(_file(fields) for fields in content["files"])
+            texts = content["digest"], content["tokenizer_digest"]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("a digest is not text")
+            return DataRecord(*texts, files)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -90,3 +96,12 @@ class RunRecord:
                 f"{self.path}, the record of the run's data, cannot be read"
                 f" ({type(error).__name__}: {error}): restore it, or start over with --fresh"
             ) from error
+
+
+def _file(fields: list[Any]) -> CorpusFile:
+    """Return a file of a record; raises TypeError for fields of other kinds."""
+    file = CorpusFile(*fields)
+    kinds = [str, int, int, str, int]
+    if [type(field) for field in astuple(file)] != kinds:
+        raise TypeError("a file has fields of other kinds")
+    return file

@@ -23,6 +23,7 @@ from swaptrain.data.token_array import Array, TokenArray, write_token_array
 from swaptrain.data.tokenizer import Tokenizer
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.files import flush_directory, make_directory, write_aside
+from swaptrain.strict_json import read_json
 from swaptrain.units import format_size
 
 __all__ = ["document_tokens", "tokenised", "too_short"]
@@ -82,7 +83,9 @@ def document_tokens(files: Sequence[CorpusFile], tokenizer: Tokenizer, key: str)
 
 def _open(home: Path, vocabulary: int) -> TokenArray | None:
     try:
-        length = int(json.loads((home / "complete").read_bytes())["tokens"])
+        length = read_json(home / "complete", 2**12)["tokens"]
+        if type(length) is not int or not 0 < length < 2**48:
+            raise ValueError(f"it says {length!r} tokens")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -84,6 +84,7 @@ class TokenArray:
 
     def __init__(self, path: Path, length: int, vocabulary: int) -> None:
         self._path, self._length, self._dtype = path, length, token_dtype(vocabulary)
+        self._vocabulary = vocabulary
 
     def is_whole(self) -> bool:
         """Tell whether the metadata and every chunk file are there in full length."""
@@ -110,7 +111,13 @@ class TokenArray:
             count = min(stop - start, CHUNK_TOKENS - offset)
             parts.append(self._read_chunk(number, offset, count))
             start += count
-        return np.concatenate(parts).astype(np.int64)
+        tokens = np.concatenate(parts).astype(np.int64)
+        if tokens.max() >= self._vocabulary:
+            raise RunError(
+                f"the tokens in {self._path} are damaged, the id {tokens.max()} is not one of "
+                f"{self._vocabulary}: delete that directory, and they are made again"
+            )
+        return tokens
 
     def _read_chunk(self, number: int, offset: int, count: int) -> Array:
         path = self._path / "c" / str(number)

@@ -12,11 +12,18 @@ import zarr
 
 from swaptrain.data.token_array import Array, read_at
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.strict_json import read_json
 
 __all__ = ["FlatFile", "Joined", "TokenSource", "ZarrFile", "open_token_file", "scan"]
 
 _SCAN_TOKENS = 2**18
 _LARGEST_CHUNK_BYTES = 64 * 2**20
+_MOST_METADATA_BYTES = 2**24
+_CODECS = frozenset({
+    "adler32", "astype", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta",
+    "fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits",
+    "pcodec", "quantize", "sharding_indexed", "shuffle", "transpose", "zlib", "zstd",
+})  # fmt: skip
 
 
 class TokenSource(Protocol):
@@ -121,7 +128,10 @@ def open_token_file(name: str, *, key: str) -> TokenSource:
 
 def _open_zarr(path: Path, key: str) -> ZarrFile:
     try:
+        _check_codecs(path, key)
         array = zarr.open_array(store=path, mode="r")
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"{key}: {path} does not open as a zarr array: {error}") from error
     _check(path, key, array.shape, array.dtype)
@@ -132,6 +142,36 @@ def _open_zarr(path: Path, key: str) -> ZarrFile:
             f" one in memory: write it with chunks of {_LARGEST_CHUNK_BYTES // 2**20} MiB at most"
         )
     return ZarrFile(path, array)
+
+
+def _check_codecs(path: Path, key: str) -> None:
+    """Refuse an array whose codecs can do more than decode numbers: one of them runs pickles.
+
+    Raises ConfigError; ValueError or OSError for metadata that cannot be read.
+    """
+    name = "zarr.json" if (path / "zarr.json").exists() else ".zarray"
+    metadata = read_json(path / name, _MOST_METADATA_BYTES)
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata is not an object")
+    version_2 = [*(metadata.get("filters") or ()), metadata.get("compressor") or {"id": "bytes"}]
+    found = list(_codec_names(metadata.get("codecs", version_2)))
+    unknown = [name for name in found if name.removeprefix("numcodecs.") not in _CODECS]
+    if unknown:
+        raise ConfigError(
+            f"{key}: {path} has the codec {unknown[0]!r}, which is not used here: write it with one"
+            " of " + ", ".join(sorted(_CODECS))
+        )
+
+
+def _codec_names(codecs: Any) -> Iterator[str]:
+    """Yield the names of codecs, also of those inside of others (shards)."""
+    for codec in codecs if isinstance(codecs, list) else ():
+        if not isinstance(codec, dict):
+            raise ValueError("a codec is not an object")
+        yield str(codec.get("name", codec.get("id")))
+        configuration = codec.get("configuration")
+        for inner in configuration.values() if isinstance(configuration, dict) else ():
+            yield from _codec_names(inner)
 
 
 def _check(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -130,7 +130,7 @@ def _end_token(directory: Path) -> str | None:
             continue
         try:
             entry = json.loads(path.read_bytes()).get("eos_token")
-        except (ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(f"data.tokenizer: {path} is not a JSON object: {error}") from error
         token = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(token, str):

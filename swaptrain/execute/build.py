@@ -6,10 +6,12 @@ import difflib
 import importlib
 import inspect
 import json
+import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ _OLD_KEYS = frozenset({
     "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss",
     "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "torchscript", "use_bfloat16",
 })  # fmt: skip
+
+
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_NOT_WEIGHTS = frozenset({"training_args.bin"})
 
 
 @dataclass(frozen=True)
@@ -144,18 +150,21 @@ def _module(function: Callable[..., Any], kwargs: dict[str, Any], config: Config
 
 
 def _hugging_face(config: Config) -> Factory:
+    # Nothing is downloaded, whatever a config names: models of other libraries, kernels, backbones.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
     transformers.logging.set_verbosity_error()
     tree = _read_config(config.model.hf)
-    fields = {key: value for key, value in tree.items() if key != "auto_map"}
+    fields = _without_code(tree)
     architectures = fields.get("architectures") or []
     model_type = str(fields.pop("model_type"))
     config_class = _config_class(model_type)
     if isinstance(config.model.hf, Mapping):
         _check_keys(config_class, fields, model_type)
     try:
-        hf_config = config_class(**fields)
+        with _offline():
+            hf_config = config_class(**fields)
     except Exception as error:  # its checks raise errors of several libraries
         raise ConfigError(f"model.hf: {config_class.__name__}: {_described(error)}") from error
     hf_config.use_cache = False
@@ -164,7 +173,8 @@ def _hugging_face(config: Config) -> Factory:
     def make() -> nn.Module:
         # The config may name a lower dtype; the masters are float32 all the same.
         try:
-            model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
+            with _offline():
+                model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
         except SwaptrainError:
             raise
         except Exception as error:  # whatever the values of the config lead to
@@ -184,6 +194,17 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
     path = Path(source) / "config.json"
     if not path.is_file():
         raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
+    pickled = sorted(
+        found
+        for found in Path(source).glob("*")
+        if found.suffix in _PICKLED and found.name not in _NOT_WEIGHTS
+    )
+    if pickled:
+        raise ConfigError(
+            f"model.hf: {source} holds weights that are pickled ({pickled[0].name}), which can run "
+            "code when they are read: swaptrain never reads them. Save them as safetensors, or "
+            "point model.hf to a directory with the config.json alone"
+        )
     weights = sorted(Path(source).glob("*.safetensors"))
     if weights:
         raise ConfigError(
@@ -193,11 +214,40 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
         )
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model.hf: cannot read {path}: {error}") from error
     if not isinstance(tree, dict) or "model_type" not in tree:
         raise ConfigError(f"model.hf: {path} has no model_type")
     return tree
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Let nothing be downloaded, whatever a config names: backbones of other libraries, kernels."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _without_code(tree: Any) -> Any:
+    """Return a config without what names code: files beside it, and kernels to be downloaded."""
+    if isinstance(tree, list):
+        return [_without_code(value) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    for key, value in tree.items():
+        named = value.values() if isinstance(value, dict) else [value]
+        if "implementation" in key and any("/" in str(name) for name in named):
+            raise ConfigError(
+                f"model.hf: {key} is {value!r}, a kernel that would be downloaded and run: choose "
+                "eager or sdpa"
+            )
+    return {key: _without_code(value) for key, value in tree.items() if key != "auto_map"}
 
 
 def _architecture(transformers: Any, names: list[str], hf_config: Any) -> Any:

@@ -25,7 +25,7 @@ import torch
 from swaptrain.errors import SwaptrainError
 from swaptrain.program.cost import Disk
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import existing_parent, free_bytes
+from swaptrain.store.files import existing_parent, free_bytes, user_cache
 
 __all__ = ["Machine", "cache_path", "known_machine", "machine"]
 
@@ -51,8 +51,7 @@ class Machine:
 
 def cache_path() -> Path:
     """Return the file where measurements are kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(home) / "swaptrain" / "machine.json"
+    return user_cache() / "machine.json"
 
 
 def known_machine(path: Path, device: torch.device) -> Machine | None:

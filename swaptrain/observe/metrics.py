@@ -13,12 +13,15 @@ from typing import Any, Self
 from swaptrain.errors import RunError
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.store.files import disk_errors, flush_directory, reserve_beyond
+from swaptrain.strict_json import parse_json
 
 __all__ = ["MetricsFile", "StepMetrics"]
 
 _PIECE_BYTES = 2**16
 _LINE_BYTES = 512  # the numbers of a step, written out, take about 450
 _MOST_RESERVED_BYTES = 64 << 20
+_LONGEST_BYTES = 2**20
+"""Of a line: rows have some hundred bytes."""
 
 
 class MetricsFile:
@@ -76,9 +79,9 @@ class MetricsFile:
     def _lines(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield the rows with the bytes of their lines; raises RunError for one that is none."""
         with self.path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_BYTES), b""), 1):
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                     _step(row)
                 except (ValueError, KeyError, TypeError) as error:
                     raise RunError(
@@ -175,7 +178,7 @@ class MetricsFile:
 
 def _step(row: Mapping[str, Any]) -> int:
     step = row["step"]
-    if not isinstance(step, int) or isinstance(step, bool):
+    if type(step) is not int or not 0 < step < 2**63:
         raise TypeError(f"step is {step!r}")
     return step
 

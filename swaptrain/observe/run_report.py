@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -20,12 +19,14 @@ from swaptrain.store.schema import check_intent
 from swaptrain.store.snapshots import GOING_BACK, list_snapshots
 from swaptrain.store.state_record import read_kept
 from swaptrain.store.view import LiveStore, look
+from swaptrain.strict_json import parse_json
 
 __all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
 
 _TAIL_BYTES = 2**16
 _TRIES = 10
 _PAUSE_S = 0.05
+_LARGEST_FIGURE = 1e30
 
 
 @dataclass(frozen=True)
@@ -228,12 +229,17 @@ def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:
     rows = []
     for line in content[: content.rfind(b"\n") + 1].splitlines()[-count:]:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue  # cut by the piece that was read, or torn by a crash
         if isinstance(row, dict):
-            rows.append(row)
+            rows.append({key: value for key, value in row.items() if _is_figure(value)})
     return rows
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a value of a row can be shown as a number: anybody can write the file."""
+    return type(value) in {int, float} and abs(value) < _LARGEST_FIGURE
 
 
 def _disk_bytes(path: Path) -> int:

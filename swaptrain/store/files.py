@@ -28,11 +28,24 @@ __all__ += [
     "replace_link",
     "reserve_beyond",
     "run_error",
+    "user_cache",
     "write_aside",
 ]
 
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+def user_cache() -> Path:
+    """Return the directory of what swaptrain knows of the machine, whatever the run.
+
+    Raises OSError where the user has no home.
+    """
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    return Path(home) / "swaptrain"
 
 
 def existing_parent(path: Path) -> Path:

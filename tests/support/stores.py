@@ -18,7 +18,7 @@ from swaptrain.execute.prepare import Prepared
 from swaptrain.store.slots import Slots
 from tests.support.runs import config_of, trained, weights
 
-__all__ = ["STATES", "Job", "small_run"]
+__all__ = ["MLP", "STATES", "Job", "small_run"]
 
 MLP: dict[str, Any] = {
     "model": {"python": "tests.support.models:frozen_mlp"},

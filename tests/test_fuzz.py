@@ -1,0 +1,143 @@
+"""Spoilt files of a run: every verb refuses them with a message, or gives the right result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from swaptrain.errors import SwaptrainError
+from swaptrain.observe.inspect import inspect_run
+from swaptrain.store import files
+from swaptrain.store.contained import check_contained
+from swaptrain.store.export import export_weights
+from tests.support.mutations import metadata_files, mutate_bytes, rewrite
+from tests.support.stores import STATES, Job, small_run
+
+EXAMPLES = int(os.environ.get("SWAPTRAIN_FUZZ_EXAMPLES", "0"))
+"""How many examples the slow tests run; 0: 1000."""
+SOME = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+MANY = settings(SOME, max_examples=EXAMPLES or 1000, derandomize=False, database=None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep to a cache of our own, and flush nothing: no machine dies in these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(files, "_flush", lambda *_: None)
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(os, "fdatasync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Job]:
+    """Return what gives the small run of a state, which is made once."""
+    made: dict[str, Job] = {}
+
+    def job(state: str) -> Job:
+        if state not in made:
+            made[state] = small_run(tmp_path_factory.mktemp(state.replace(" ", "-")), state)
+        return made[state]
+
+    return job
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """Do what a verb does; return its result, or the error that the user would see."""
+    try:
+        return action()
+    except SwaptrainError as error:
+        message = str(error)
+        assert error.exit_code in (1, 2, 3) and message, message
+        assert message.isprintable() or set(filter(lambda c: not c.isprintable(), message)) <= {
+            "\n"
+        }
+        return error
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Whether all tensors have the same bits."""
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def open_by_all(job: Job, run: Path) -> Any:
+    """Look at a run, export it and go on with it; return how going on ended."""
+    attempt(lambda: (check_contained(run), inspect_run(run)))
+    attempt(lambda: (check_contained(run), export_weights(run, run / "x.safetensors", None)))
+    return attempt(job.resume)
+
+
+def spoil_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
+    job = jobs(state)
+    run = job.copy()
+    everything = [
+        p.relative_to(run) for p in sorted(run.rglob("*")) if p.is_file() and not p.is_symlink()
+    ]
+    among = metadata_files(run) if data.draw(st.booleans()) else everything
+    path = run / data.draw(st.sampled_from(among))
+    if data.draw(st.integers(0, 9)) == 0:
+        path.unlink()
+    else:
+        path.write_bytes(mutate_bytes(path.read_bytes(), data.draw))
+    ended = open_by_all(job, run)
+    if not isinstance(ended, SwaptrainError):
+        assert same(job.weights(), job.expected), path
+
+
+def spoil_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
+    job = jobs(state)
+    run = job.copy()
+    names = [p for p in metadata_files(run) if p.suffix in {".json", ".jsonl"}]
+    # Records and the root first: there are few of them among many arrays.
+    records = [p for p in names if p.parent.name != "c" and "spill" not in p.parts]
+    path = run / data.draw(st.sampled_from(records) | st.sampled_from(names))
+    for _ in range(data.draw(st.integers(1, 3))):
+        rewrite(path, data.draw)
+    open_by_all(job, run)
+
+
+@SOME
+@given(state=st.sampled_from(sorted(STATES)), data=st.data())
+def test_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
+    """Bytes changed by accident: an error with a message, or the same bits in the end."""
+    spoil_bytes(jobs, state, data)
+
+
+@SOME
+@given(state=st.sampled_from(sorted(STATES)), data=st.data())
+def test_spoilt_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
+    """Values changed by somebody who makes the checksums right: never another error than ours."""
+    spoil_values(jobs, state, data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@MANY
+@given(state=st.sampled_from(sorted(STATES)), data=st.data())
+def test_many_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
+    """The same a thousand times, and otherwise each time."""
+    spoil_bytes(jobs, state, data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@MANY
+@given(state=st.sampled_from(sorted(STATES)), data=st.data())
+def test_many_spoilt_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
+    """The same a thousand times, and otherwise each time."""
+    spoil_values(jobs, state, data)
