@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,8 +23,9 @@ from tests.support.stores import STATES, Job, small_run
 
 EXAMPLES = int(os.environ.get("SWAPTRAIN_FUZZ_EXAMPLES", "0"))
 """How many examples the slow tests run; 0: 1000."""
+FEW = ["inside a step", "update pending"]
 SOME = settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -57,17 +58,18 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Job]:
     return job
 
 
-def attempt(action: Callable[[], Any]) -> Any:
+def attempt(what: str, action: Callable[[], Any]) -> Any:
     """Do what a verb does; return its result, or the error that the user would see."""
     try:
-        return action()
+        result = action()
     except SwaptrainError as error:
         message = str(error)
         assert error.exit_code in (1, 2, 3) and message, message
-        assert message.isprintable() or set(filter(lambda c: not c.isprintable(), message)) <= {
-            "\n"
-        }
+        assert all(letter.isprintable() or letter == "\n" for letter in message), repr(message)
+        event(f"{what}: exit {error.exit_code}")
         return error
+    event(f"{what}: done")
+    return result
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -77,18 +79,19 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 def open_by_all(job: Job, run: Path) -> Any:
     """Look at a run, export it and go on with it; return how going on ended."""
-    attempt(lambda: (check_contained(run), inspect_run(run)))
-    attempt(lambda: (check_contained(run), export_weights(run, run / "x.safetensors", None)))
-    return attempt(job.resume)
+    attempt("inspect", lambda: (check_contained(run), inspect_run(run)))
+    to = run / "x.safetensors"
+    attempt("export", lambda: (check_contained(run), export_weights(run, to, None)))
+    return attempt("train", job.resume)
 
 
 def spoil_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
     job = jobs(state)
     run = job.copy()
-    everything = [
-        p.relative_to(run) for p in sorted(run.rglob("*")) if p.is_file() and not p.is_symlink()
-    ]
-    among = metadata_files(run) if data.draw(st.booleans()) else everything
+    among = metadata_files(run)
+    if data.draw(st.booleans()):  # chunks as well, of which there are many
+        found = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+        among = [path.relative_to(run) for path in found]
     path = run / data.draw(st.sampled_from(among))
     if data.draw(st.integers(0, 9)) == 0:
         path.unlink()
@@ -112,14 +115,14 @@ def spoil_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) ->
 
 
 @SOME
-@given(state=st.sampled_from(sorted(STATES)), data=st.data())
+@given(state=st.sampled_from(FEW), data=st.data())
 def test_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
     """Bytes changed by accident: an error with a message, or the same bits in the end."""
     spoil_bytes(jobs, state, data)
 
 
 @SOME
-@given(state=st.sampled_from(sorted(STATES)), data=st.data())
+@given(state=st.sampled_from(FEW), data=st.data())
 def test_spoilt_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
     """Values changed by somebody who makes the checksums right: never another error than ours."""
     spoil_values(jobs, state, data)
