@@ -170,8 +170,10 @@ def _codec_names(codecs: Any) -> Iterator[str]:
             raise ValueError("a codec is not an object")
         yield str(codec.get("name", codec.get("id")))
         configuration = codec.get("configuration")
-        for inner in configuration.values() if isinstance(configuration, dict) else ():
-            yield from _codec_names(inner)
+        for key in ("codecs", "index_codecs"):
+            yield from _codec_names(
+                configuration.get(key) if isinstance(configuration, dict) else ()
+            )
 
 
 def _check(path: Path, key: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
