@@ -170,6 +170,9 @@ class Slots:
         """
         shape_class = layout.shape_class
         folder = self.run_dir / "slots"
+        # Links to what was moved are mended before anything without a link is deleted.
+        for link in sorted(path for path in folder.iterdir() if path.is_symlink()):
+            self._check_link(link)
         present = {path.name for path in folder.glob(f"{shape_class}-*")}
         used_ids = self._used_ids()
         used, spare = present & used_ids, sorted(present - used_ids)
@@ -351,9 +354,6 @@ class Slots:
 
     def _place(self, path: Path) -> None:
         """Make sure that `path` exists: a directory, or a link to one on the next disk in turn."""
-        if path.is_symlink():
-            self._check_link(path)
-            return
         if path.is_dir() or not self._paths:
             return
         disk = self._paths[sum(1 for _ in path.parent.iterdir()) % len(self._paths)]
