@@ -141,6 +141,18 @@ def test_a_run_in_progress(finished: Path) -> None:
     assert read_run(finished).writer is None
 
 
+def test_a_torn_line_of_metrics_is_passed_over(finished: Path, tmp_path: Path) -> None:
+    """A trainer may be writing it, or was killed in the middle."""
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run, symlinks=True)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 4, "loss": 1.2, "lr"')
+    assert [row["step"] for row in read_run(run).rows] == [1, 2, 3]
+    assert main(["inspect", str(run)]) == 0
+    (run / "metrics.jsonl").write_bytes(b"\xff\x00" * 40_000)
+    assert read_run(run).rows == ()
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, naming the path."""
     (tmp_path / "other").mkdir()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.commit import Committer
 from swaptrain.store.export import export_weights
 from swaptrain.store.lock import RunLock
+from swaptrain.store.request import ExportRequest
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, losses, trained
 
@@ -214,6 +217,29 @@ def test_a_second_process_is_refused_with_the_owner(tmp_path: Path) -> None:
             trained(config)
         with pytest.raises(RunError, match=f"pid {os.getpid()}, host "):
             trained(config, fresh=True)
+
+
+def test_a_start_waits_for_an_export_of_the_run_as_it_was(tmp_path: Path) -> None:
+    """Nothing is deleted or written under it, not even by a fresh start."""
+    run_dir, to = tmp_path / "run", tmp_path / "w.safetensors"
+    config = config_of(run_dir, changed(GPT, train={"steps": 1}))
+    trained(config)
+    state = final_state(run_dir)
+    request = ExportRequest(run_dir, lambda _: None)
+    found = []
+
+    def release() -> None:
+        while b"ready -" not in (run_dir / "export.request").read_bytes():
+            time.sleep(0.01)
+        found.append(final_state(run_dir) == state)
+        request.close()
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    trained(config, fresh=True)
+    thread.join()
+    assert found == [True]
+    assert export_weights(run_dir, to, None) == 1
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.3])

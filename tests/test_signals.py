@@ -31,15 +31,20 @@ def server() -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
+def ask(server: subprocess.Popen[str], folder: Path, mode: str, **plan: Any) -> dict[str, Any]:
+    assert server.stdin is not None and server.stdout is not None
+    plan = {"folder": str(folder), "tree": MODES[mode], "pool": 1.3, **plan}
+    server.stdin.write(json.dumps(plan) + "\n")
+    server.stdin.flush()
+    report: dict[str, Any] = json.loads(server.stdout.readline())
+    return report
+
+
 def stops(
     server: subprocess.Popen[str], folder: Path, mode: str, positions: list[int]
 ) -> list[dict[str, Any]]:
     """Stop and resume a run of each position; return what came of it."""
-    assert server.stdin is not None and server.stdout is not None
-    plan = {"folder": str(folder), "tree": MODES[mode], "pool": 1.3, "positions": positions}
-    server.stdin.write(json.dumps(plan) + "\n")
-    server.stdin.flush()
-    report = json.loads(server.stdout.readline())
+    report = ask(server, folder, mode, do="stops", positions=positions)
     assert "stops" in report, report
     found: list[dict[str, Any]] = report["stops"]
     for row in found:
@@ -60,6 +65,14 @@ def test_a_signal_changes_no_bit(
 ) -> None:
     """Stopped at an instruction and resumed, a run ends as if it had never been stopped."""
     stops(server, tmp_path, mode, positions)
+
+
+@pytest.mark.parametrize("mode", ["batch-norm-clipped", "trees", "trees-clipped-evaluated"])
+def test_an_export_at_every_step_changes_no_bit(
+    mode: str, server: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """Updates that come early, and commits of trees that were not planned, are the same ones."""
+    assert ask(server, tmp_path, mode, do="wanted")["wrong"] is None
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -177,6 +179,46 @@ def test_damage_and_full_disks_leave_nothing(
     with pytest.raises(DamagedStoreError, match="segment 1, array weights, chunk 1"):
         export_weights(run, target, None)
     assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a signal; a file of that name that was there before stays as it was."""
+    target = tmp_path / "x.safetensors"
+    write = swaptrain.store.safetensors._write
+    for error, kind in ((OSError(errno.ENOSPC, "full"), RunError), (KeyboardInterrupt(), None)):
+        target.write_text("before")
+        calls = 0
+
+        def failing(*arguments: Any, error: BaseException = error) -> int:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise error
+            return write(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(swaptrain.store.safetensors, "_write", failing)
+            with pytest.raises(kind or KeyboardInterrupt):
+                export_weights(run, target, None)
+        assert target.read_text() == "before"
+        assert not list(tmp_path.glob("*.partial")) and not list(run.glob("export.*"))
+    (tmp_path / "x.safetensors.partial").write_text("left by a killed one" * 10_000)
+    export_weights(run, target, None)
+    assert _load(target)["b.running"] == 3
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_two_exports_to_one_file_do_not_mix(run: Path, tmp_path: Path) -> None:
+    """The second is refused as long as the first has the file open."""
+    target = tmp_path / "x.safetensors"
+    with (
+        swaptrain.store.safetensors._aside(tmp_path / "x.safetensors.partial"),
+        pytest.raises(RunError, match="another process is writing"),
+    ):
+        export_weights(run, target, None)
+    export_weights(run, target, None)
 
 
 def test_plain_zarr_reads_a_store(run: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from swaptrain.execute.executor import Executor
 from swaptrain.observe.run_report import read_run
+from swaptrain.store.request import ExportDoor
 from tests.support.killing import Runs, final_state, metrics_key
 
 __all__: list[str] = []
@@ -73,13 +74,30 @@ def stops(plan: dict[str, Any]) -> dict[str, Any]:
     return {"stops": found}
 
 
+def wanted(plan: dict[str, Any]) -> dict[str, Any]:
+    """Train with an exporter at the end of every step; return what differs from a run without."""
+    runs = Runs(Path(plan["folder"]), plan["tree"], pool=plan["pool"])
+    ends = []
+    for always in (False, True):
+        runs.reset()
+
+        def setup(always: bool = always) -> None:
+            if always:
+                ExportDoor.is_wanted = lambda _: True  # type: ignore[method-assign]
+
+        status, _, error = runs.child(setup=setup)
+        assert status == 0, error
+        ends.append((final_state(runs.run_dir), metrics_key(runs.run_dir)))
+    return {"wrong": None if ends[0] == ends[1] else "another end"}
+
+
 def main() -> None:
     """Answer each line of the standard input, a plan, with a line, its report."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         plan = json.loads(line)
         try:
-            report = stops(plan)
+            report = {"stops": stops, "wanted": wanted}[plan["do"]](plan)
         except Exception:
             report = {"wrong": traceback.format_exc()}
         print(json.dumps(report), flush=True)
