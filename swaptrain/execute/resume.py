@@ -139,7 +139,7 @@ def _checked_record(
     except DamagedStoreError as error:
         raise error.within(Where(segment=k)) from error
     _check_record(record, slot, layout, k, root)
-    slot.check_arrays(record)
+    slot.check_files(record)
     for name, sums in record["checksums"].items():
         home.unverified[home.place(ObjectKey(Kind.STATE, name, k))[0].path, None] = sums
     return record

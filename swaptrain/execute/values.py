@@ -99,9 +99,13 @@ class KeptValues:
     def _verifies(self, key: ObjectKey, expected: int) -> bool:
         files, row = self._home.saved_place(key)
         try:
-            return _combined(files.checksums(row)) == expected
+            sums = files.checksums(row)
         except OSError:
             return False  # a file that cannot be read holds nothing that could be used
+        if _combined(sums) != expected:
+            return False
+        self._home.unverified[files.path, row] = sums
+        return True
 
 
 def _combined(checksums: Iterable[int]) -> int:

@@ -15,6 +15,9 @@ from swaptrain.store.units import Unit, spilled_unit
 
 __all__ = ["StorePosition", "store_position"]
 
+Record = Mapping[str, Any]
+Again = Callable[[str, int], Unit | None]
+
 
 @dataclass(frozen=True)
 class StorePosition:
@@ -40,83 +43,81 @@ class StorePosition:
 
 
 def store_position(
-    run_dir: Path,
-    root: RootRecord,
-    live: Mapping[int, Unit],
-    again: Callable[[str, int], Unit | None],
+    run_dir: Path, root: RootRecord, live: Mapping[int, Unit], again: Again
 ) -> StorePosition:
     """Return the position of a run whose live slots' records all verify.
 
-    `again` finds a needed unit once more, by its title and segment.
+    By the rules of `execute/resume.py`, without its model. `again` finds a needed unit once more,
+    by its title and segment.
     """
     records = {k: unit.record for k, unit in live.items() if unit.record is not None}
-    indices = [int(row["segment"]) for row in root.segments]
-    journal = bool(root.choices.get("deferred")) and root.commit_every == 1
+    deferred = bool(root.choices.get("deferred"))
     torn: list[DamagedStoreError] = []
-    kept = _kept(run_dir, root, indices, torn)
+    settled = None
+    if deferred and root.commit_every == 1:
+        settled = _kept(run_dir, "kept", root, records, torn)
     newest = max((int(record["version"]) for record in records.values()), default=0)
-    lowest = min((k for k, r in records.items() if r["version"] == newest), default=0)
-    behind = any(record["version"] != newest for record in records.values())
-    interrupted = not journal and behind
-    handoff = records[lowest]["handoff"].get("gradients", []) if interrupted else []
-    stamp = (records, kept)
+    step, commits = (newest, records) if settled is None else (newest + 1, settled)
+    done = {k for k, record in commits.items() if record["version"] == step}
+    missing = max(records.keys() - done, default=0)
+    lowest = min((k for k in done if k > missing), default=0)
+    interrupted = root.commit_every == 1 and missing > 0 and lowest > 0
     found = Found(
-        versions=tuple(int(records[k]["version"]) if k in records else None for k in indices),
-        gradients=tuple(int(kept[k]["version"]) if k in kept else None for k in indices)
-        if journal
-        else None,
-        handoffs=frozenset({(lowest, newest)} if handoff else ()),
+        versions=_versions(records, root),
+        gradients=None if settled is None else _versions(settled, root),
+        handoffs=frozenset({(lowest, step)} if interrupted else ()),
         commit_every=root.commit_every,
         root_step=root.step,
     )
+    sums = _kept(run_dir, _sums_folder(deferred), root, records, []) if interrupted else {}
+    stamp = (records, settled, sums)
     try:
         decision = decide(found)
     except DamagedStoreError as error:
         # As in a resume: a file that keeps the rest from being understood is named instead.
-        return StorePosition(None, (), tuple(torn) if journal and torn else (error,), stamp)
+        return StorePosition(None, (), tuple(torn) or (error,), stamp)
     needed: list[Unit] = []
     damages: list[DamagedStoreError] = []
+    needed_of = set(decision.pending)
     if decision.action is Action.CONTINUE:
-        arrays = [
-            (run_dir / "spill" / "gradients" / row["name"], row.get("row"), row["checksums"])
-            for row in handoff
-        ]
-        record_path = live[lowest].path / "zarr.json"
-        needed.append(
-            spilled_unit(
-                "hand-off",
-                lowest,
-                record_path,
-                records[lowest],
-                arrays,
-                lambda: again("hand-off", lowest),
-            )
-        )
-        first = min((int(row["micro_batch"]) for row in handoff), default=0)
-        for k in records if first else ():
-            if k <= decision.segment:
-                if k in kept and kept[k]["version"] == decision.step:
-                    needed.append(_kept_unit(run_dir, k, kept[k], again, deferred=False))
-                else:
-                    text = "the sums of the waves before the last one do not verify"
-                    path = _kept_record_path(run_dir, k)
-                    damages.append(DamagedStoreError(text, segment=k, path=path))
-    for k in decision.pending:
-        needed.append(_kept_unit(run_dir, k, kept[k], again, deferred=True))
+        record = commits[lowest]
+        path = live[lowest].path / "zarr.json"
+        if settled is not None:
+            path = _record_path(run_dir, "kept", lowest)
+            needed_of = {k for k in settled if k > decision.segment}
+        needed.append(_handoff_unit(run_dir, lowest, path, record, again))
+        rows = record["handoff"].get("gradients", [])
+        first = min((int(row["micro_batch"]) for row in rows), default=0)
+        for k in [k for k in records if k <= decision.segment] if first else ():
+            if k in sums and (sums[k]["version"], sums[k]["micro_batches"]) == (step, first):
+                folder = _sums_folder(deferred)
+                needed.append(_kept_unit(run_dir, "sums", folder, k, sums[k], again))
+            else:
+                text = "the sums of the waves before the last one are missing or do not verify"
+                path = _record_path(run_dir, _sums_folder(deferred), k)
+                damages.append(DamagedStoreError(text, segment=k, path=path))
+    for k in sorted(needed_of):
+        needed.append(_kept_unit(run_dir, "gradient", "kept", k, commits[k], again))
     return StorePosition(decision, tuple(needed), tuple(damages), stamp)
 
 
+def _versions(of: Mapping[int, Record], root: RootRecord) -> tuple[int | None, ...]:
+    indices = [int(row["segment"]) for row in root.segments]
+    return tuple(int(of[k]["version"]) if k in of else None for k in indices)
+
+
 def _kept(
-    run_dir: Path, root: RootRecord, indices: list[int], torn: list[DamagedStoreError]
-) -> dict[int, Mapping[str, Any]]:
+    run_dir: Path,
+    folder: str,
+    root: RootRecord,
+    segments: Mapping[int, Record],
+    torn: list[DamagedStoreError],
+) -> dict[int, Record]:
     """Return the records of what is kept beside slots; what is wrong with others goes to `torn`."""
-    kept: dict[int, Mapping[str, Any]] = {}
-    for k in indices:
-        path = _kept_record_path(run_dir, k)
-        if not path.parent.is_dir():
-            continue
+    kept: dict[int, Record] = {}
+    for k in segments:
         try:
-            record = read_kept(path)
+            record = read_kept(_record_path(run_dir, folder, k))
         except DamagedStoreError as error:
             torn.append(error.within(Where(segment=k)))
             continue
@@ -125,28 +126,38 @@ def _kept(
     return kept
 
 
-def _kept_unit(
-    run_dir: Path,
-    k: int,
-    record: Mapping[str, Any],
-    again: Callable[[str, int], Unit | None],
-    *,
-    deferred: bool,
-) -> Unit:
+def _handoff_unit(run_dir: Path, k: int, path: Path, record: Record, again: Again) -> Unit:
+    """Return the gradients that the commit of segment `k` handed on."""
     arrays = [
-        (_kept_array(run_dir, k, name, deferred=deferred), None, sums)
+        (run_dir / "spill" / "gradients" / row["name"], row.get("row"), row["checksums"])
+        for row in record["handoff"].get("gradients", [])
+    ]
+    return spilled_unit("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
+
+
+def _kept_unit(
+    run_dir: Path, title: str, folder: str, k: int, record: Record, again: Again
+) -> Unit:
+    """Return what is kept of a segment; a finished gradient stays where it was spilled to."""
+    spill = run_dir / "spill"
+    arrays = [
+        (
+            spill
+            / ("accumulators" if (title, name) == ("gradient", "gradient") else folder)
+            / f"{k:03d}"
+            / name,
+            None,
+            sums,
+        )
         for name, sums in record["checksums"].items()
     ]
-    return spilled_unit(
-        "kept", k, _kept_record_path(run_dir, k), record, arrays, lambda: again("kept", k)
-    )
+    path = _record_path(run_dir, folder, k)
+    return spilled_unit(title, k, path, record, arrays, lambda: again(title, k))
 
 
-def _kept_array(run_dir: Path, k: int, name: str, *, deferred: bool) -> Path:
-    """Return where an array of what is kept lies: a finished gradient stays where it is spilled."""
-    folder = "accumulators" if deferred and name == "gradient" else "kept"
-    return run_dir / "spill" / folder / f"{k:03d}" / name
+def _record_path(run_dir: Path, folder: str, k: int) -> Path:
+    return run_dir / "spill" / folder / f"{k:03d}" / "record.json"
 
 
-def _kept_record_path(run_dir: Path, k: int) -> Path:
-    return run_dir / "spill" / "kept" / f"{k:03d}" / "record.json"
+def _sums_folder(deferred: bool) -> str:
+    return "sums" if deferred else "kept"

@@ -79,6 +79,7 @@ class Slot:
         """
         record = read_record(self.record_path)
         check_state(record, self.record_path)
+        self.check_arrays(record)
         check_table(record, self.arrays, self.record_path, record["segment"])
         return record
 
@@ -102,6 +103,27 @@ class Slot:
         """Compare the arrays that are there with the record; raises DamagedStoreError."""
         for damage in self.damaged_arrays(record):
             raise damage
+
+    def check_files(self, record: Mapping[str, Any]) -> None:
+        """Look at the sizes of the chunk files, not at their bytes; raises DamagedStoreError.
+
+        What is missing or cut short is found before anything is computed, and also where a run
+        writes to a file before it would have read it.
+        """
+        for name in record["checksums"]:
+            for chunk, path in enumerate(self.array(name).files()):
+                of = Where(record["segment"], name, chunk)
+                expected = self.array(name).chunk_bytes
+                try:
+                    found = path.stat().st_size
+                except FileNotFoundError:
+                    error = DamagedStoreError("a file of the store is missing", path=path)
+                    raise error.within(of) from None
+                except OSError as error:
+                    raise run_error(error, path, "look at") from error
+                if found < expected:
+                    text = f"a file of the store has {found:,} bytes instead of {expected:,}"
+                    raise DamagedStoreError(text, path=path).within(of)
 
     def damaged_arrays(self, record: Mapping[str, Any]) -> Iterator[DamagedStoreError]:
         """Yield what is wrong with the metadata of the arrays that the record names."""

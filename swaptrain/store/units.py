@@ -124,7 +124,8 @@ def spilled_unit(
     chunks = tuple(
         chunk
         for path, row, sums in arrays
-        for chunk in _chunks(segment, path, sums, trusted=True, row=row)
+        # The metadata of what is spilled is written anew at every opening: nothing vouches for it.
+        for chunk in _chunks(segment, path, sums, trusted=False, row=row)
     )
     return Unit(title, segment, record_path, record, record, chunks, (), again)
 
@@ -138,7 +139,7 @@ def _chunks(
         try:
             size_bytes = ArrayFiles.open(path).chunk_bytes
         except DamagedStoreError:
-            size_bytes = None  # nothing that a run goes on from: it is written anew at opening
+            size_bytes = None  # a run that ends deletes spares, as this slot may be one by now
     folder = path / "c" if row is None else path / "c" / str(row)
     for number, checksum in enumerate(sums):
         where = Where(segment, path.name, number)

@@ -119,7 +119,8 @@ STATES: dict[str, Callable[[Path], bool]] = {
 def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     """Damage every file of a store in the plan's kinds of ways, one at a time.
 
-    `plan`: folder, tree, pool, state (of STATES), kinds (by default each file gets one, in turn).
+    `plan`: folder, tree, pool, state (of STATES), kinds (by default each file gets one, in turn),
+    stride (2: every second file).
     Returns how many cases there were, by what came of them, and those that went wrong.
     """
     folder = Path(plan["folder"])
@@ -137,6 +138,8 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     outcomes = {"stopped": 0, "no matter": 0, "no change": 0}
     wrong: list[Any] = []
     for number, file in enumerate([Path(), *files]):
+        if number % plan.get("stride", 1):
+            continue
         kinds = plan.get("kinds") or [KINDS[number % len(KINDS)]]
         for kind in kinds if number else ["none"]:
             shutil.rmtree(runs.run_dir)
