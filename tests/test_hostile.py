@@ -21,7 +21,7 @@ from swaptrain.cli import main
 from swaptrain.data.token_files import open_token_file
 from swaptrain.errors import ConfigError
 from swaptrain.execute.train import train
-from swaptrain.store.slots import run_token
+from swaptrain.store.slot_disks import run_token
 from tests.support.runs import config_of
 from tests.support.stores import MLP, Job, small_run
 

@@ -28,7 +28,8 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.record import record_size
 from swaptrain.store.root import RootRecord, write_buffers
-from swaptrain.store.slots import Slot, Slots, create_frozen
+from swaptrain.store.slot import Slot, create_frozen
+from swaptrain.store.slots import Slots
 from swaptrain.store.state_record import blank_checksums, state_record
 
 __all__ = ["Creation", "open_slots", "other_bytes", "root_record", "slot_counts"]

@@ -11,8 +11,10 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
 from swaptrain.store.live import held_segments
 from swaptrain.store.root import RootRecord, segments_directory
+from swaptrain.store.slot import Slot
 from swaptrain.store.slot_bytes import copy_slot
-from swaptrain.store.slots import TREES, Slot, Slots, delete_slots
+from swaptrain.store.slot_disks import delete_slots
+from swaptrain.store.slots import TREES, Slots
 from swaptrain.store.snapshots import GOING_BACK
 
 __all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text", "is_shared"]

@@ -15,7 +15,7 @@ from swaptrain.program.rows import row_turn
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.slots import Slot
+from swaptrain.store.slot import Slot
 
 __all__ = ["StoreHome"]
 

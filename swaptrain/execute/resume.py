@@ -17,7 +17,8 @@ from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.recovery import Action, Decision, Found, decide
 from swaptrain.store.root import RootRecord
-from swaptrain.store.slots import Slot, Slots, frozen_slot
+from swaptrain.store.slot import Slot, frozen_slot
+from swaptrain.store.slots import Slots
 from swaptrain.store.state_record import read_kept
 
 __all__ = ["Position", "find_position"]

@@ -10,7 +10,8 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.store.files import flush_directory
 from swaptrain.store.root import RootRecord, create_root, segments_directory
-from swaptrain.store.slots import Slot, Slots
+from swaptrain.store.slot import Slot
+from swaptrain.store.slots import Slots
 
 __all__ = ["Trees"]
 

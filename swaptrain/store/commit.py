@@ -14,7 +14,8 @@ from swaptrain.errors import RunError
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.record import write_record
-from swaptrain.store.slots import Slot, Slots
+from swaptrain.store.slot import Slot
+from swaptrain.store.slots import Slots
 
 __all__ = ["Checksums", "Committer", "Write"]
 

@@ -19,7 +19,7 @@ from swaptrain.store.reader import ChunkReader, read_tensor
 from swaptrain.store.request import ExportRequest
 from swaptrain.store.root import RootRecord, read_buffers
 from swaptrain.store.safetensors import StreamedTensor, write_safetensors
-from swaptrain.store.slots import Slot
+from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import list_snapshots
 from swaptrain.store.state_record import read_kept
 from swaptrain.store.view import LiveStore, look

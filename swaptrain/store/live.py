@@ -8,7 +8,7 @@ from typing import Any
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.root import RootRecord, segments_directory
-from swaptrain.store.slots import Slot, frozen_slot
+from swaptrain.store.slot import Slot, frozen_slot
 
 __all__ = ["Held", "check_held", "held_segment", "held_segments"]
 

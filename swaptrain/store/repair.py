@@ -17,7 +17,7 @@ from swaptrain.store.findings import Finding
 from swaptrain.store.record import decode_record, read_record
 from swaptrain.store.root import segments_directory
 from swaptrain.store.scan import Chunk, Scanner
-from swaptrain.store.slots import Slot
+from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import list_snapshots
 from swaptrain.store.units import Unit
 

@@ -9,7 +9,7 @@ from typing import Any
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.slots import Slot
+from swaptrain.store.slot import Slot
 
 __all__ = ["copy_slot", "verify_slot"]
 

@@ -25,7 +25,8 @@ from swaptrain.store.holds import (
 from swaptrain.store.record import encode_record, read_record
 from swaptrain.store.root import RootRecord
 from swaptrain.store.schema import check_snapshot
-from swaptrain.store.slots import Slot, Slots
+from swaptrain.store.slot import Slot
+from swaptrain.store.slots import Slots
 
 __all__ = ["GOING_BACK", "Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots"]
 __all__ += ["list_snapshots"]

@@ -16,7 +16,7 @@ from swaptrain.store.record import read_record
 from swaptrain.store.root import segments_directory
 from swaptrain.store.scan import Chunk
 from swaptrain.store.schema import check_state
-from swaptrain.store.slots import Slot, frozen_slot
+from swaptrain.store.slot import Slot, frozen_slot
 
 __all__ = ["Unit", "frozen_unit", "live_unit", "slot_unit", "spilled_unit"]
 

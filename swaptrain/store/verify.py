@@ -20,7 +20,7 @@ from swaptrain.store.root import (
     tree_directory,
 )
 from swaptrain.store.scan import Chunk, Scanner
-from swaptrain.store.slots import Slot
+from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import GOING_BACK, Snapshot, list_snapshots
 from swaptrain.store.units import Unit, frozen_unit, live_unit, slot_unit
 

@@ -23,7 +23,7 @@ from swaptrain.program.tensors import TensorSpec
 from swaptrain.store.export import export_weights
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.root import write_buffers
-from swaptrain.store.slots import create_frozen
+from swaptrain.store.slot import create_frozen
 from swaptrain.store.state_record import state_record
 
 from .helpers import SmallStore, aligned, array, spec

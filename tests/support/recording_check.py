@@ -21,7 +21,8 @@ from swaptrain.store.lock import RunLock
 from swaptrain.store.record import decode_record, read_record
 from swaptrain.store.recovery import Decision
 from swaptrain.store.root import read_root, segments_directory
-from swaptrain.store.slots import Slot, Slots
+from swaptrain.store.slot import Slot
+from swaptrain.store.slots import Slots
 from swaptrain.store.snapshots import GOING_BACK, list_snapshots
 from tests.support.killing import KEYS
 from tests.support.recording import Event

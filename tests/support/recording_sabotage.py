@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.store import files, record, slots
+from swaptrain.store import files, record, slot_disks, slots
 from swaptrain.store.direct import DirectIO
 
 __all__ = ["SABOTAGES"]
@@ -53,7 +53,7 @@ def _unflushed_metrics() -> None:
 
 
 def _unflushed_creation() -> None:
-    slots.flush_file_system = lambda _: None  # type: ignore[attr-defined]
+    slot_disks.flush_file_system = lambda _: None  # type: ignore[attr-defined]
 
 
 SABOTAGES: dict[str, Callable[[], None]] = {
