@@ -17,6 +17,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mode", choices=[*MODES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--steps", type=int, default=6, help="of each run")
+    parser.add_argument("--jobs", type=int, default=1, help="modes at the same time")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs", help="on a real disk")
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
     options = parser.parse_args(arguments)
@@ -106,19 +108,23 @@ def main(arguments: list[str] | None = None) -> int:
     modes = list(MODES) if options.mode == "all" else [options.mode]
     options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.folder))
-    results = []
-    with console.status("") as status:
-        for number, name in enumerate(modes):
-            share = options.kills // len(modes) + (number < options.kills % len(modes))
-            tree = config_of(name, folder / name, options.steps)
-            mode = Tormented(name, tree, folder / name, options.seed)
-            try:
-                results.append(
-                    mode.torment(share, lambda r: status.update(f"{r.mode}: {r.kills} kills"))
-                )
-            finally:
-                mode.close()
-            console.print(f"{name}: {results[-1].kills} kills in {results[-1].seconds:.0f} s")
+    shares = [
+        options.kills // len(modes) + (number < options.kills % len(modes))
+        for number in range(len(modes))
+    ]
+
+    def torment(name: str, kills: int) -> Result:
+        tree = config_of(name, folder / name, options.steps)
+        mode = Tormented(name, tree, folder / name, options.seed)
+        try:
+            result = mode.torment(kills)
+        finally:
+            mode.close()
+        console.print(f"{name}: {result.kills} kills in {result.seconds:.0f} s")
+        return result
+
+    with console.status("killing"), ThreadPoolExecutor(options.jobs) as threads:
+        results = list(threads.map(torment, modes, shares))
     for shown in tables(results):
         console.print(shown)
     failed = [(result.mode, text) for result in results for text in result.mismatches]

@@ -57,13 +57,13 @@ class Log:
             self.write(f"b {self._now}")
             execute(executor, instruction, slabs, state)
 
-        def initialised(executor: Executor, *arguments: Any, tick: Any, **named: Any) -> None:
-            def ticked(*what: Any) -> None:
+        def initialised(executor: Executor, *arguments: Any, observe: Any, **named: Any) -> None:
+            def observed(step: int, instruction: Instruction) -> None:
                 self.write(f"e {self._now}")
-                tick(*what)
+                observe(step, instruction)
 
             self.write("open")
-            initialise(executor, *arguments, tick=ticked, **named)
+            initialise(executor, *arguments, observe=observed, **named)
 
         def finished(run: OpenRun) -> None:
             self.write("finish")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Tormented:
         self._server.stdin.close()
         self._server.wait()
 
-    def torment(self, kills: int, note: Callable[[Result], None]) -> Result:
+    def torment(self, kills: int) -> Result:
         """Kill runs `kills` times in all, and compare each end."""
         begun = time.monotonic()
         self._reset()
@@ -99,13 +99,12 @@ class Tormented:
             raise SystemExit(f"the uninterrupted run ended with {code}: see {self._errors}")
         self._expected = self._state()
         times = {word: float(rest[-1]) for word, *rest in self._log_lines()}
-        # Half of the steps, so that most of the kills come before the end, and a few behind it.
-        self._moments_s = times["open"] - times["process"] + (times["finish"] - times["open"]) / 2
+        # A third of the steps, so that most of the kills come before the end, and a few behind it.
+        self._moments_s = times["open"] - times["process"] + (times["finish"] - times["open"]) / 3
         self._reset()
         while True:
             if self._process(self.result.kills < kills):
                 self.result.kills += 1
-                note(self.result)
                 continue
             self._count_again()
             self.result.runs += 1

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swaptrain.store.recovery import Action
-from tests.protocol.disk import TORN, Disk, Image, Place, Undecided
+from tests.protocol.disk import TORN, Image, Place, Undecided
+from tests.protocol.layout import disk_of, empty, is_name
 from tests.protocol.recovering import Recovery, Start
 from tests.protocol.rules import ALL_RULES, Rule
-from tests.protocol.scripts import METRICS, ROOT, STORE, LostError, Op, Scenario, Script, Scripts
+from tests.protocol.run import METRICS, STORE, LostError, Op, Scenario, Script
+from tests.protocol.scripts import Scripts
 
 __all__ = ["Report", "check"]
 
@@ -29,6 +31,10 @@ Jobs = tuple[tuple[int, ...], ...]
 """By the numbers of their operations, which are quickly compared."""
 
 
+Done = frozenset[tuple[str, int]]
+"""Of the running step: which segments' forward or backward counts as begun."""
+
+
 class _State(NamedTuple):
     script: Script
     position: int
@@ -36,8 +42,7 @@ class _State(NamedTuple):
     """Of the committer: what is left of each job, in order."""
     taken: Taken
     image: Image
-    done: frozenset[int]
-    """Segments of the running step whose backward has begun."""
+    done: Done
 
 
 @dataclass
@@ -58,7 +63,8 @@ class Report:
     whole: bool = True
     """Whether the enumeration came to its end within the limit."""
     repeated: int = 0
-    """The most segments whose backward was done again after a kill."""
+    """The most segments whose backward, or forward, was done again after a kill, where the protocol
+    bounds it: not in a step that is not in its last wave, nor where whole trees are committed."""
 
     @property
     def lost_count(self) -> int:
@@ -69,7 +75,7 @@ class _Checker:
     def __init__(self, scenario: Scenario, rules: frozenset[Rule], limit: int) -> None:
         self.scenario, self.rules, self.limit = scenario, rules, limit
         self.scripts = Scripts(scenario, rules)
-        self.disk = _disk(self.scripts)
+        self.disk = disk_of(scenario)
         self.recovery = Recovery(self.scripts, self.disk, rules)
         self.slots = scenario.slots()
         self.report = Report(scenario.name)
@@ -80,7 +86,7 @@ class _Checker:
         self.numbers: dict[Op, int] = {}
 
     def run(self) -> Report:
-        self.crash(self.disk.image(_empty(self.scripts)), frozenset())
+        self.crash(self.disk.image(empty(self.scenario)), None)
         while self.stack:
             if len(self.seen) > self.limit:
                 self.report.whole = False
@@ -100,16 +106,16 @@ class _Checker:
             self.seen.add(state)
             self.stack.append(state)
 
-    def crash(self, image: Image, done: frozenset[int], *, killed: bool = False) -> None:
+    def crash(self, image: Image, state: _State | None, *, killed: bool = False) -> None:
         """Start over from what is left."""
         self.report.crashes += 1
         image = self.recovery.flush(self.clean(image))
         if image not in self.starts:
             self.starts[image] = self.recover(image)
-        if killed:
-            self.report.repeated = max(
-                [self.report.repeated, *(self.again(start, done) for start in self.starts[image])]
-            )
+        if killed and state is not None:
+            done, step = state.done, state.script.step
+            again = (self.again(start, done, step) for start in self.starts[image])
+            self.report.repeated = max([self.report.repeated, *again])
 
     def recover(self, image: Image) -> list[Start]:
         """Recover from an image, with each content of an undecided place that recovery reads."""
@@ -130,14 +136,28 @@ class _Checker:
             self.push(_State(start.script, 0, (), frozenset(), image, frozenset()))
         return starts
 
-    def again(self, start: Start, done: frozenset[int]) -> int:
-        """Return of how many segments the backward is repeated; without a hand-off, all."""
-        if start.decision.action is Action.CONTINUE:
-            return sum(1 for k in done if k <= start.decision.segment)
-        return 0
+    def again(self, start: Start, done: Done, step: int) -> int:
+        """Return of how many segments a pass is repeated."""
+        builder, decision = self.scenario.builder, start.decision
+        if self.scenario.commit_every > 1 or decision.step > step:
+            return 0
+        continued = decision.action is Action.CONTINUE
+        if builder.wave < builder.micro_batches and not continued:
+            return 0
+        backwards = {k for what, k in done if what == "backward"}
+        if continued:
+            backwards = {k for k in backwards if k <= decision.segment}
+        forwards = {k for what, k in done if what == "forward" and k in start.script.forwards}
+        return max(len(backwards), len(forwards) if self.scenario.values else 0)
 
     def clean(self, image: Image) -> Image:
-        """Put garbage where no recovery may look: what no live name or record can lead to."""
+        """Put garbage where no recovery may look: what no live name or record can lead to.
+
+        Values of earlier steps are such: a step begins when the one before is durable.
+        """
+        if Rule.ONE_SEGMENT in self.rules:
+            values = (place for place in self.disk.places if place[0] == "values")
+            image = self.disk.keep_newest(image, values)
         if self.scenario.commit_every > 1:
             trees = self.disk.may_hold(image, STORE)
             return (
@@ -151,10 +171,12 @@ class _Checker:
             slot for k in self.scenario.stored for slot in self.disk.may_hold(image, ("live", k))
         }
         rows = set()
-        for slot in live - {None}:
-            for record in self.disk.may_hold(image, ("slot", slot, "record")):
+        named: list[Place] = [("slot", slot, "record") for slot in live - {None}]
+        named += [p for p in self.disk.places if p[0] == "kept" and p[2] == "record"]
+        for place in named:
+            for record in self.disk.may_hold(image, place):
                 if isinstance(record, tuple):
-                    rows.update(self.scripts.row(key) for key, _ in record[4])
+                    rows.update(self.scripts.places.row(key) for key, _ in record[4])
         return self.disk.unused(
             image,
             (
@@ -194,7 +216,7 @@ class _Checker:
             job = tuple(self.number(self.bound(o, state.taken)) for o in op[1])
             yield moved._replace(jobs=(*state.jobs, job))
         elif op[0] == "done":
-            yield moved._replace(done=state.done | {op[1]})
+            yield moved._replace(done=state.done | {op[1:]})
         elif op[0] == "barrier":
             yield moved
         else:
@@ -238,20 +260,20 @@ class _Checker:
             yield image, frozenset(row for row in taken if row[1] not in (0, op[1]))
             return
         if op[0] == "flush":
-            after = list(self.flush(image, op[1], state.done))
+            after = list(self.flush(image, op[1], state))
         elif op[0] == "rename":
             before = self.disk.read(image, ("live", op[1]))
             if before is not None:
                 taken = taken | {(str(before), 0)}
-            after = [self.write(image, ((("live", op[1]), op[2]),), False, state.done)]
+            after = [self.write(image, ((("live", op[1]), op[2]),), False, state)]
         else:
-            after = [self.write(image, op[1], op[2], state.done)]
+            after = [self.write(image, op[1], op[2], state)]
         for image in after:
-            self.crash(image, state.done, killed=True)
-            self.crash(self.disk.lose_power(image), state.done)
+            self.crash(image, state, killed=True)
+            self.crash(self.disk.lose_power(image), state)
             yield image, taken
 
-    def write(self, image: Image, contents: Any, tears: bool, done: frozenset[int]) -> Image:
+    def write(self, image: Image, contents: Any, tears: bool, state: _State) -> Image:
         after = image
         for place, content in contents:
             after = self.disk.write(after, place, content, tears=tears)
@@ -259,27 +281,25 @@ class _Checker:
             torn = image
             for place, _ in contents:
                 torn = self.disk.write(torn, place, TORN)
-            self.crash(torn, done, killed=True)
+            self.crash(torn, state, killed=True)
         for place, _ in contents:
-            if not _is_name(place):  # EIO or ENOSPC: some of it may be written, or all
-                self.crash(self.disk.failed(after, place), done)
+            if not is_name(place):  # EIO or ENOSPC: some of it may be written, or all
+                self.crash(self.disk.failed(after, place), state)
                 if tears:
                     part = self.disk.write(after, place, TORN)
-                    self.crash(self.disk.failed(part, place), done)
+                    self.crash(self.disk.failed(part, place), state)
         return after
 
-    def flush(
-        self, image: Image, places: tuple[Place, ...], done: frozenset[int]
-    ) -> Iterator[Image]:
+    def flush(self, image: Image, places: tuple[Place, ...], state: _State) -> Iterator[Image]:
         for place in places:
             if not image[self.disk.index[place]].dirty:
                 continue
             failed = self.disk.failed(image, place)
-            if _is_name(place):
+            if is_name(place):
                 # A file system that cannot write its directories refuses everything from then on.
-                self.crash(self.disk.lose_power(failed), done)
+                self.crash(self.disk.lose_power(failed), state)
             else:
-                self.crash(failed, done)
+                self.crash(failed, state)
             if Rule.NO_RETRY not in self.rules:
                 yield self.disk.flush(failed, places)  # the second fdatasync reports no error
         yield self.disk.flush(image, places)
@@ -304,36 +324,3 @@ def check(
 ) -> Report:
     """Enumerate a scenario's states, at most `limit`."""
     return _Checker(scenario, rules, limit).run()
-
-
-def _is_name(place: Place) -> bool:
-    """Whether a place is a name in a directory."""
-    return place[0] == "live" or place in (ROOT, STORE) or place[-1] == "root"
-
-
-def _empty(scripts: Scripts) -> dict[Place, Any]:
-    """Return what is on the disk before anything was created."""
-    contents: dict[Place, Any] = {METRICS: 0, ROOT: None, STORE: None}
-    contents.update({("live", k): None for k in scripts.scenario.stored})
-    return contents
-
-
-def _disk(scripts: Scripts) -> Disk:
-    scenario, device = scripts.scenario, {}
-    places: list[Place] = [METRICS]
-    if scenario.commit_every > 1:
-        places.append(STORE)
-        for tree in "ab":
-            places.append(("tree", tree, "root"))
-            for k in scenario.stored:
-                places += [("tree", tree, k, "chunks"), ("tree", tree, k, "record")]
-    else:
-        places.append(ROOT)
-        places += [("live", k) for k in scenario.stored]
-        slots = [slot for names in scenario.slots().values() for slot in names]
-        for number, slot in enumerate(slots):
-            for part in ("chunks", "record"):
-                places.append(("slot", slot, part))
-                device["slot", slot, part] = number % scenario.disks
-    places += scripts.spill_places()
-    return Disk.of(places, device)

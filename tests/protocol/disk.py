@@ -140,6 +140,21 @@ class Disk:
             image = _with(image, self.index[place], _UNUSED)
         return image
 
+    def keep_newest(self, image: Image, places: Iterable[Place]) -> Image:
+        """Return the image with garbage for all but the values of the newest step in a place."""
+        for place in places:
+            index = self.index[place]
+            cell = image[index]
+            newest = max(_step(content) for content in cell.durable | {cell.seen})
+
+            def kept(content: Hashable, newest: int = newest) -> Hashable:
+                undecided = content is _UNDECIDED
+                return content if undecided or 0 < _step(content) == newest else GARBAGE
+
+            durable = frozenset(kept(content) for content in cell.durable)
+            image = _with(image, index, Cell(kept(cell.seen), durable, cell.dirty))
+        return image
+
     @staticmethod
     def lose_power(image: Image) -> Image:
         """Leave every place undecided that was not flushed."""
@@ -150,6 +165,11 @@ class Disk:
         """Return an image for each content that an undecided place may have."""
         choices = sorted(image[index].durable, key=repr)
         return [_with(image, index, _settled(content)) for content in choices]
+
+
+def _step(content: Hashable) -> int:
+    """Return the step of a value; 0 for everything else."""
+    return content[1] if isinstance(content, tuple) and content[0] == "value" else 0
 
 
 def _revealed(cell: Cell) -> Cell:

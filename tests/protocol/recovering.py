@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError
+from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.recovery import Action, Decision, Found, decide
 from tests.protocol.contents import Ledger
 from tests.protocol.disk import Disk, Image, Place
 from tests.protocol.rules import Rule
-from tests.protocol.scripts import METRICS, ROOT, STORE, Context, LostError, Script, Scripts
+from tests.protocol.run import METRICS, ROOT, STORE, Context, LostError, Script
+from tests.protocol.scripts import Scripts
 
 __all__ = ["Recovery", "Start"]
 
@@ -62,74 +64,102 @@ class Recovery:
             written = frozenset(k for k in scenario.stored if self._is_written(image, k))
             return Start(self.scripts.creation(written), decide(Found(None)))
         records = {k: self._record(image, ("live", k)) for k in scenario.stored}
-        kept = self._kept(image) if scenario.journal else {}
-        versions = {k: record[2] for k, record in records.items()}
-        newest = max(versions.values())
-        lowest = min(k for k, version in versions.items() if version == newest)
-        interrupted = not scenario.journal and any(v != newest for v in versions.values())
-        handoff = dict(records[lowest][4]) if interrupted else {}
-        verifies = all(read(self.scripts.row(key)) == content for key, content in handoff.items())
-        segments = [segment.index for segment in self.scripts.model.segments]
-        found = Found(
-            versions=tuple(versions.get(k) for k in segments),
-            gradients=tuple(kept[k][2] if k in kept else None for k in segments)
-            if scenario.journal
-            else None,
-            handoffs=frozenset({(lowest, newest)} if verifies else ()),
-        )
-        decision = decide(found)
+        kept = self._kept(image, finished=True) if scenario.journal else None
+        decision, handoff = self._decide(image, records, kept)
         state = self._state(image, records)
-        if decision.action is Action.CONTINUE:
-            return self._continued(image, decision, state, handoff, records)
         sums: dict[ObjectKey, int] = {}
-        for k in decision.pending:
-            self._adopt(image, kept[k], state, sums)
-        done = decision.done
-        source = kept if kept and all(row[2] == done for row in kept.values()) else records
-        ledger = _ledger(source, done)
-        losses, norms = ledger.frozen()
+        awaited: set[ObjectKey] = set()
+        if decision.action is Action.CONTINUE:
+            first = min((key.micro_batch for key in handoff), default=0)
+            if first:
+                self._adopt_sums(image, decision, first, state, sums)
+            above = {k: row for k, row in (kept or {}).items() if k > decision.segment}
+            for record in above.values():
+                awaited |= self._adopt(image, record, state, sums, finished=True)
+            ledger = _ledger(records if kept is None else above, decision.step)
+            cut = self._metrics(image, decision.done, Ledger())
+        else:
+            first = 0
+            for k in decision.pending:
+                awaited |= self._adopt(image, (kept or {})[k], state, sums, finished=True)
+            of_step = kept and all(row[2] == decision.done for row in kept.values())
+            ledger = _ledger(kept if kept and of_step else records, decision.done)
+            cut = self._metrics(image, decision.done, ledger)
+        going_on = decision.action is Action.CONTINUE or decision.pending
+        losses, norms = ledger.frozen() if going_on else ((), ())
         context = Context(
             decision.step,
             tuple(state.items()),
+            top=decision.segment if decision.action is Action.CONTINUE else None,
+            from_micro_batch=first,
             pending=decision.pending,
             sums=tuple(sums.items()),
-            losses=losses if decision.pending else (),
-            norms=norms if decision.pending else (),
-            cut_metrics=self._metrics(image, done, ledger),
+            awaited=frozenset(awaited),
+            handoff=tuple(handoff.items()) if decision.action is Action.CONTINUE else (),
+            losses=losses,
+            norms=norms,
+            cut_metrics=cut,
         )
+        if scenario.values and decision.step <= scenario.steps:
+            context = replace(context, present=self._values(image, context))
         return Start(self.scripts.script(context), decision)
 
-    def _continued(
+    def _decide(
+        self, image: Image, records: dict[int, Any], kept: dict[int, Any] | None
+    ) -> tuple[Decision, dict[ObjectKey, int]]:
+        """Decide by what verifies; return the hand-off of the step that was being committed."""
+        newest = max(record[2] for record in records.values())
+        step, commits = (newest, records) if kept is None else (newest + 1, kept)
+        done = {k for k, record in commits.items() if record[2] == step}
+        missing = max(records.keys() - done, default=0)
+        lowest = min((k for k in done if k > missing), default=0)
+        interrupted = missing > 0 and lowest > 0
+        handoff = dict(commits[lowest][4]) if interrupted else {}
+        verifies = all(
+            self.disk.read(image, self.scripts.places.row(key)) == content
+            for key, content in handoff.items()
+        )
+        segments = [segment.index for segment in self.scripts.model.segments]
+        found = Found(
+            versions=tuple(records[k][2] if k in records else None for k in segments),
+            gradients=None
+            if kept is None
+            else tuple(kept[k][2] if k in kept else None for k in segments),
+            handoffs=frozenset({(lowest, step)} if interrupted and verifies else ()),
+        )
+        return decide(found), handoff
+
+    def _adopt_sums(
         self,
         image: Image,
         decision: Decision,
+        first: int,
         state: dict[ObjectKey, int],
-        handoff: dict[ObjectKey, int],
-        records: dict[int, Any],
-    ) -> Start:
-        first = min((key.micro_batch for key in handoff), default=0)
-        sums: dict[ObjectKey, int] = {}
-        if first:
-            kept = self._kept(image)
-            for k in self.scripts.scenario.stored:
-                if k > decision.segment:
-                    continue
-                if k not in kept or kept[k][2] != decision.step or kept[k][3] != first:
-                    raise LostError(f"the sums of segment {k} are missing")
-                self._adopt(image, kept[k], state, sums)
-        losses, norms = _ledger(records, decision.step).frozen()
-        context = Context(
-            decision.step,
-            tuple(state.items()),
-            top=decision.segment,
-            from_micro_batch=first,
-            sums=tuple(sums.items()),
-            handoff=tuple(handoff.items()),
-            losses=losses,
-            norms=norms,
-            cut_metrics=self._metrics(image, decision.done, Ledger()),
+        sums: dict[ObjectKey, int],
+    ) -> None:
+        rows = self._kept(image, finished=False)
+        for k in self.scripts.scenario.stored:
+            if k > decision.segment:
+                continue
+            if k not in rows or rows[k][2] != decision.step or rows[k][3] != first:
+                raise LostError(f"the sums of segment {k} are missing")
+            self._adopt(image, rows[k], state, sums, finished=False)
+
+    def _values(self, image: Image, context: Context) -> tuple[tuple[ObjectKey, int], ...]:
+        """Return what an earlier process left of the step's forwards."""
+        program = self.scripts.builder.step(
+            pending_updates=context.pending,
+            top=context.top,
+            from_micro_batch=context.from_micro_batch,
         )
-        return Start(self.scripts.script(context), decision)
+        found = []
+        for key in recoverable(program):
+            content = self.disk.read(image, self.scripts.places.value_place(key))
+            if isinstance(content, tuple) and content[1] == context.step:
+                found.append((key, content[2]))
+            elif Rule.VALUES_CHECKED not in self.rules:
+                found.append((key, -1))
+        return tuple(found)
 
     def _start_tree(self, image: Image) -> Start:
         read = self._reader(image)
@@ -196,10 +226,10 @@ class Recovery:
             for key, content in self.scripts.arrays(k, record[3])
         }
 
-    def _kept(self, image: Image) -> dict[int, Any]:
+    def _kept(self, image: Image, *, finished: bool) -> dict[int, Any]:
         rows = {}
         for k in self.scripts.scenario.stored:
-            place: Place = ("kept", k, "record")
+            place: Place = ("kept" if finished else "sums", k, "record")
             if place not in self.disk.index:
                 continue  # the highest one with state keeps none: its own commit comes first
             record = self.disk.read(image, place)
@@ -208,12 +238,21 @@ class Recovery:
         return rows
 
     def _adopt(
-        self, image: Image, record: Any, state: dict[ObjectKey, int], sums: dict[ObjectKey, int]
-    ) -> None:
-        for key, content in record[4]:
-            if self.disk.read(image, self.scripts.kept_place(key)) != content:
+        self,
+        image: Image,
+        record: Any,
+        state: dict[ObjectKey, int],
+        sums: dict[ObjectKey, int],
+        *,
+        finished: bool,
+    ) -> set[ObjectKey]:
+        """Take over what was kept of a segment; return the finished gradients of it."""
+        for key, content in record[7]:
+            place = self.scripts.places.kept_place(key, finished=finished)
+            if self.disk.read(image, place) != content:
                 raise LostError(f"what was kept of segment {key.segment} does not verify")
             (sums if key.kind is Kind.ACCUMULATOR else state)[key] = content
+        return {key for key, _ in record[7] if finished and key.kind is Kind.ACCUMULATOR}
 
     def _metrics(self, image: Image, done: int, ledger: Ledger) -> int | None:
         """Return how many lines there have to be; None where there are as many."""

@@ -26,6 +26,8 @@ class Rule(StrEnum):
     METRICS_FLUSHED = "the line of metrics is flushed before the next step commits"
     TREE_FLUSHED = "a tree is flushed before the switch to it"
     ROOT_FLUSHED = "a tree's root is flushed before the switch to it"
+    ONE_SEGMENT = "a segment's work counts when what the one before left is durable"
+    VALUES_CHECKED = "values are believed by step and checksum"
     FLUSH_FIRST = "recovery flushes before it decides"
     NO_RETRY = "after an I/O error nothing is retried and nothing is switched"
     READ_FROM_DISK = "recovery reads what the disk holds, not what the kernel remembers"

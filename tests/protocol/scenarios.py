@@ -6,7 +6,7 @@ from swaptrain.program.model import BufferSpec, ModelSpec, ParameterSpec, ValueS
 from swaptrain.program.state import segment_arrays
 from swaptrain.program.step import StepBuilder
 from tests.program.models import moments, segment, tensor
-from tests.protocol.scripts import Scenario
+from tests.protocol.run import Scenario
 
 __all__ = ["LARGE", "SMALL", "network"]
 
@@ -78,11 +78,29 @@ SMALL = [
         _steps(network(3, buffers=(1, 2), frozen=(1,)), micro_batches=2),
         alike=False,
     ),
+    Scenario(
+        "fused, readers without a commit between them",
+        _steps(network(4, skip=True, frozen=(3,))),
+        steps=1,
+    ),
     Scenario("waves, buffers", _steps(network(2, buffers=(1, 2)), micro_batches=2, wave=1)),
-    Scenario("deferred, buffers", _steps(network(2, buffers=(2,)), deferred=True)),
+    Scenario(
+        "deferred, tied, two disks", _steps(network(3, tied=True), deferred=True), steps=1, disks=2
+    ),
     Scenario(
         "deferred, buffers, spilled", _steps(network(2, buffers=(2,)), deferred=True), spills=True
     ),
+    Scenario(
+        "deferred, waves",
+        _steps(network(2, buffers=(1,)), micro_batches=2, wave=1, deferred=True),
+        steps=1,
+        spills=True,
+    ),
+    Scenario("deferred, evaluated", _steps(network(2), deferred=True), spills=True, flushes=True),
+    Scenario(
+        "values, buffers", _steps(network(2, buffers=(1,)), deferred=True), steps=1, values=True
+    ),
+    Scenario("values, several readers", _steps(network(3, skip=True)), steps=1, values=True),
     Scenario("trees", _steps(network(2, buffers=(2,))), steps=4, commit_every=2, spills=True),
     Scenario(
         "trees, deferred", _steps(network(2), deferred=True), steps=3, commit_every=2, spills=True
@@ -130,6 +148,40 @@ LARGE = [
         _steps(network(2, tied=True, buffers=(1,)), micro_batches=2, wave=1, deferred=True),
         steps=3,
         spills=True,
+    ),
+    Scenario(
+        "values, deferred",
+        _steps(network(3, buffers=(2,)), deferred=True),
+        values=True,
+    ),
+    Scenario(
+        "values, several readers, buffers",
+        _steps(network(3, skip=True, buffers=(2,))),
+        values=True,
+    ),
+    Scenario(
+        "values, deferred, spilled",
+        _steps(network(2, buffers=(1,)), micro_batches=2, deferred=True),
+        steps=1,
+        spills=True,
+        values=True,
+    ),
+    Scenario(
+        "values, 2 micro-batches",
+        _steps(network(3, buffers=(1,)), micro_batches=2),
+        values=True,
+    ),
+    Scenario(
+        "values, waves",
+        _steps(network(2, buffers=(1,)), micro_batches=2, wave=1),
+        values=True,
+    ),
+    Scenario(
+        "deferred, 3 segments, evaluated",
+        _steps(network(3), deferred=True),
+        spills=True,
+        flushes=True,
+        spares=2,
     ),
     Scenario(
         "trees, 3 segments",

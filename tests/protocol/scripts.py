@@ -1,130 +1,15 @@
-"""The disk operations of a step, as the main thread and the committer's make them.
-
-The instructions are those of `StepBuilder`; this says what each of them puts on the disk, after
-`execute.commits`, `execute.home`, `execute.trees` and `store.commit`.
-"""
+"""What a process does from the start of a step to its end: the instructions of `StepBuilder`, and
+the disk operations of the main thread and of the committer's that they lead to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
-
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
-from swaptrain.program.rows import row_turn
-from swaptrain.program.step import StepBuilder
 from tests.protocol.contents import Contents, Ledger, Memory
-from tests.protocol.disk import Place
+from tests.protocol.operations import DiskOps, Step, flush, rename, write
 from tests.protocol.rules import Rule
+from tests.protocol.run import METRICS, ROOT, STORE, Context, LostError, Op, Scenario, Script
 
-__all__ = ["Context", "LostError", "Scenario", "Script", "Scripts"]
-
-Op = tuple[Any, ...]
-"""`write` places contents tears, `flush` places, `take` k, `rename` k, `give` k, `submit` ops,
-`barrier`, `done` k. Places of the slot that a commit of segment k writes are `new` k part."""
-
-METRICS: Place = ("metrics",)
-ROOT: Place = ("root",)
-STORE: Place = ("store",)
-
-
-class LostError(Exception):
-    """A state from which the run cannot go on to the same bits."""
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A small run."""
-
-    name: str
-    builder: StepBuilder
-    steps: int = 2
-    commit_every: int = 1
-    spares: int = 1
-    """Slots that each shape class has beyond its segments."""
-    alike: bool = True
-    """Whether all segments are of one shape class."""
-    disks: int = 1
-    """Slots lie on them in turn; all else on the first."""
-    spills: bool = False
-    """Whether the pool is so small that every gradient and sum leaves memory at once."""
-
-    def __str__(self) -> str:
-        return self.name.replace(", ", "-").replace(" ", "-")
-
-    @property
-    def stored(self) -> list[int]:
-        """The segments that have state."""
-        return [s.index for s in self.builder.model.segments if self.builder.state_arrays[s.index]]
-
-    @property
-    def journal(self) -> bool:
-        """Whether finished gradients are kept beside the slots."""
-        return self.builder.deferred and self.commit_every == 1
-
-    @property
-    def waves(self) -> bool:
-        return self.builder.wave < self.builder.micro_batches and not self.builder.deferred
-
-    def shape_class(self, k: int) -> str:
-        return "a" if self.alike else f"c{k}"
-
-    def slots(self) -> dict[str, list[str]]:
-        """Return the slots' names by shape class."""
-        members: dict[str, list[int]] = {}
-        for k in self.stored:
-            members.setdefault(self.shape_class(k), []).append(k)
-        return {
-            name: [f"{name}-{n}" for n in range(len(ks) + self.spares)]
-            for name, ks in members.items()
-        }
-
-
-@dataclass(frozen=True)
-class Context:
-    """All that the rest of a run depends on, at the start of a step."""
-
-    step: int
-    state: tuple[tuple[ObjectKey, int], ...]
-    tree: str = "a"
-    top: int | None = None
-    from_micro_batch: int = 0
-    pending: tuple[int, ...] = ()
-    sums: tuple[tuple[ObjectKey, int], ...] = ()
-    handoff: tuple[tuple[ObjectKey, int], ...] = ()
-    losses: tuple[tuple[int, int], ...] = ()
-    norms: tuple[tuple[str, int], ...] = ()
-    cut_metrics: int | None = None
-    """The lines that metrics.jsonl has to have, where a process begins that finds others."""
-
-    def ledger(self) -> Ledger:
-        return Ledger(dict(self.losses), dict(self.norms))
-
-
-@dataclass(frozen=True, eq=False)
-class Script:
-    """What the main thread does from the start of a step to its end."""
-
-    ops: tuple[Op, ...]
-    then: Context | None
-    """What follows; None at the end of the run."""
-    name: str
-
-
-@dataclass
-class _Step:
-    """A step while its script is made."""
-
-    memory: Memory
-    version: int
-    ops: list[Op] = field(default_factory=list)
-    live: dict[ObjectKey, None] = field(default_factory=dict)
-    submitted: set[ObjectKey] = field(default_factory=set)
-    spilled: set[ObjectKey] = field(default_factory=set)
-    awaited: set[ObjectKey] = field(default_factory=set)
-    tree: str = "a"
-    rewrite: bool = False
-    """Whether updates write to the other tree, which is then switched to."""
+__all__ = ["Scripts"]
 
 
 class Scripts:
@@ -134,6 +19,8 @@ class Scripts:
         self.scenario, self.rules = scenario, rules
         self.builder, self.model = scenario.builder, scenario.builder.model
         self.contents = Contents()
+        self.disk = DiskOps(scenario, rules)
+        self.places = self.disk.places
         self.reference: dict[tuple[str, int], object] = {}
         """What an uninterrupted run holds: the state of a segment, the ledger of a step."""
         self._made: dict[Context, Script] = {}
@@ -199,24 +86,24 @@ class Scripts:
             record = ("record", k, 0, token, (), (), ())
             if self.scenario.commit_every > 1:
                 chunks, place = ("tree", "a", k, "chunks"), ("tree", "a", k, "record")
-                ops += [_write({chunks: token}), _flush([chunks])]
-                ops += [_write({place: record}), _flush([place])]
+                ops += [write({chunks: token}), flush([chunks])]
+                ops += [write({place: record}), flush([place])]
                 continue
             ops.append(("take", k))
-            ops += [_write({("new", k, "chunks"): token}), _flush([("new", k, "chunks")])]
-            ops += [_write({("new", k, "record"): record}), _flush([("new", k, "record")])]
-            ops += [("rename", k), _flush([("live", k)]), ("give", k)]
+            ops += [write({("new", k, "chunks"): token}), flush([("new", k, "chunks")])]
+            ops += [write({("new", k, "record"): record}), flush([("new", k, "record")])]
+            ops += [("rename", k), flush([("live", k)]), ("give", k)]
         if self.scenario.commit_every > 1:
             place = ("tree", "a", "root")
-            ops += [_rename({place: ("root", 0)}), _flush([place])]
-            ops += [_rename({STORE: "a"}), _flush([STORE])]
+            ops += [rename({place: ("root", 0)}), flush([place])]
+            ops += [rename({STORE: "a"}), flush([STORE])]
         else:
-            ops += [_rename({ROOT: ("root", 0)}), _flush([ROOT])]
-        return Script(tuple(ops), self.first(), "creation")
+            ops += [rename({ROOT: ("root", 0)}), flush([ROOT])]
+        return Script(tuple(ops), self.first())
 
     def _make(self, context: Context) -> Script:
         scenario = self.scenario
-        now = _Step(
+        now = Step(
             Memory(
                 self.model,
                 self.contents,
@@ -228,37 +115,39 @@ class Scripts:
             tree=context.tree,
         )
         if context.cut_metrics is not None:
-            now.ops += [_rename({METRICS: context.cut_metrics}), _flush([METRICS])]
+            now.ops += [rename({METRICS: context.cut_metrics}), flush([METRICS])]
         if context.top is not None:
             now.memory.ledger = context.ledger()
             now.memory.objects.update(context.handoff)
             now.live.update(dict.fromkeys(dict(context.handoff)))
             now.submitted.update(dict(context.handoff))
-        if scenario.journal and Rule.GRADIENT_AWAITED in self.rules:
-            now.awaited.update(dict(context.sums))
+        if Rule.GRADIENT_AWAITED in self.rules:
+            now.awaited.update(context.awaited)
         if context.step > scenario.steps and context.top is None:
             self._run(now, self.builder.flush(context.pending), deferred=True)
             now.ops.append(("barrier",))
-            return Script(tuple(now.ops), None, "end")
+            return Script(tuple(now.ops), None, context.step)
         program = self.builder.step(
             pending_updates=context.pending,
             top=context.top,
             from_micro_batch=context.from_micro_batch,
+            present=[key for key, _ in context.present],
         )
+        self._adopt_values(now, program, context)
         now.rewrite = self._ends_tree(context.step) and not self.builder.deferred
         self._run(now, program, deferred=self.builder.deferred)
         self._expect(f"ledger {context.step}", 0, now.memory.ledger.frozen())
         pending = tuple(scenario.stored) if self.builder.deferred else ()
         tree = context.tree
+        if pending and (scenario.flushes or self._ends_tree(context.step)):
+            now.memory.pending, now.version = now.memory.ledger, context.step + 1
+            now.rewrite = self._ends_tree(context.step)
+            self._run(now, self.builder.flush(pending), deferred=True)
+            pending = ()
         if self._ends_tree(context.step):
-            if pending:
-                now.memory.pending, now.version = now.memory.ledger, context.step + 1
-                now.rewrite = True
-                self._run(now, self.builder.flush(pending), deferred=True)
-                pending = ()
-            tree = self._switch_tree(now, context)
-        line = [_rename({METRICS: context.step})]
-        now.ops.append(("submit", (*line, _flush([METRICS], Rule.METRICS_FLUSHED, self.rules))))
+            tree = self.disk.switch_tree(now, context.step)
+        line = [rename({METRICS: context.step})]
+        now.ops.append(("submit", (*line, flush([METRICS], Rule.METRICS_FLUSHED, self.rules))))
         state = tuple((key, now.memory.objects[key]) for key, _ in context.state)
         losses, norms = now.memory.ledger.frozen()
         then = Context(
@@ -271,175 +160,62 @@ class Scripts:
                 for key in (ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in pending)
                 if key in now.memory.objects
             ),
+            awaited=frozenset(now.awaited),
             losses=losses if pending else (),
             norms=norms if pending else (),
         )
-        return Script(tuple(now.ops), then, f"step {context.step}")
+        forwards = frozenset(i.segment for i in program if i.operation is Operation.FORWARD)
+        return Script(tuple(now.ops), then, context.step, forwards)
 
     def _ends_tree(self, step: int) -> bool:
         every = self.scenario.commit_every
         return every > 1 and (step % every == 0 or step == self.scenario.steps)
 
-    def _run(self, now: _Step, program: Program, *, deferred: bool) -> None:
+    def _run(self, now: Step, program: Program, *, deferred: bool) -> None:
         """Execute a program; a deferred update is of the step before."""
         for instruction in program:
             update_step = now.version - 1 if deferred else now.version
             now.memory.run(instruction, now.version, update_step, clipped=deferred)
-            if instruction.operation in (Operation.TURN, Operation.BACKWARD):
-                now.ops.append(("done", instruction.segment))
-            now.live.update(
-                dict.fromkeys(key for key in instruction.writes if key.kind is Kind.GRADIENT)
-            )
-            for key in instruction.frees:
-                now.live.pop(key, None)
-                now.submitted.discard(key)
+            self.disk.visit(now, instruction)
+            self.disk.observe(now, instruction)
             if instruction.operation is Operation.UPDATE:
                 self._update(now, instruction, update_step, deferred=deferred)
             elif self.scenario.commit_every == 1 and instruction.operation in (
                 Operation.SETTLE,
                 Operation.KEEP,
             ):
-                self._keep(now, instruction)
+                self.disk.keep(now, instruction)
+            elif instruction.operation is Operation.FORWARD and self.scenario.values:
+                self.disk.save(now, instruction)
             for key in instruction.frees:
                 now.spilled.discard(key)
                 now.memory.objects.pop(key, None)
             if self.scenario.spills and self.scenario.commit_every == 1:
-                self._spill(now, instruction)
+                self.disk.spill(now, instruction)
 
-    def _update(
-        self, now: _Step, instruction: Instruction, version: int, *, deferred: bool
-    ) -> None:
+    def _update(self, now: Step, instruction: Instruction, version: int, *, deferred: bool) -> None:
         k = instruction.segment
         token = self.state_token(k, now.memory.objects)
-        ledger = now.memory.pending if deferred else now.memory.ledger
-        owned = set(self.model.segment(k).owns)
-        losses, norms = ledger.frozen()
-        norms = tuple(row for row in norms if row[0] in owned)
+        losses, norms = (now.memory.pending if deferred else now.memory.ledger).frozen()
+        ledger = (losses, self.disk.owned(k, norms))
         self._expect(f"state {k}", version, token)
         if self.scenario.commit_every > 1:
-            self._write_tree(now, k, version, token, (losses, norms))
-            return
-        live = [(key, now.memory.objects[key]) for key in now.live]
-        in_memory = {
-            self.row(key): content
-            for key, content in live
-            if key not in now.submitted and key not in now.spilled
-        }
-        record = ("record", k, version, token, tuple(live), losses, norms)
-        chunks, place = ("new", k, "chunks"), ("new", k, "record")
-        now.ops += [("take", k), _write({chunks: token})]
-        job: list[Op] = []
-        if in_memory and Rule.HANDOFF in self.rules:
-            target = job if Rule.HANDOFF_WAITS in self.rules else now.ops
-            target.append(_write(in_memory))
-            job.append(_flush(in_memory, Rule.HANDOFF_FLUSHED, self.rules))
-        job.append(_flush([chunks], Rule.CHUNKS_FLUSHED, self.rules))
-        job += [_write({place: record}), _flush([place], Rule.RECORD_FLUSHED, self.rules)]
-        job.append(("rename", k))
-        if Rule.SWITCH_FLUSHED not in self.rules:
-            job.append(("give", k))
-        job.append(_flush([("live", j) for j in self.scenario.stored]))
-        job += [("give", k)]
-        now.ops.append(("submit", tuple(job)))
-        now.submitted.update(key for key, _ in live)
+            self.disk.write_tree(now, k, version, token, ledger)
+        else:
+            self.disk.commit(now, k, version, token, ledger)
 
-    def _write_tree(
-        self, now: _Step, k: int, version: int, token: int, ledger: tuple[Any, Any]
-    ) -> None:
-        tree = _other(now.tree)
-        chunks, place = ("tree", tree, k, "chunks"), ("tree", tree, k, "record")
-        if now.rewrite:
-            job = (
-                _write({chunks: token}),
-                _flush([chunks], Rule.TREE_FLUSHED, self.rules),
-                _write({place: ("record", k, version, token, (), *ledger)}),
-                _flush([place], Rule.TREE_FLUSHED, self.rules),
-            )
-            now.ops.append(("submit", job))
-        elif self.scenario.spills:
-            now.ops.append(_write({chunks: token}))
-
-    def _switch_tree(self, now: _Step, context: Context) -> str:
-        tree = _other(context.tree)
-        root: Place = ("tree", tree, "root")
-        now.ops += [
-            ("barrier",),
-            _rename({root: ("root", context.step)}),
-            _flush([root], Rule.ROOT_FLUSHED, self.rules),
-            _rename({STORE: tree}),
-            _flush([STORE]),
-        ]
-        return tree
-
-    def _keep(self, now: _Step, instruction: Instruction) -> None:
-        if instruction.operation is Operation.KEEP and Rule.SUMS_KEPT not in self.rules:
-            return
-        k, m = instruction.segment, instruction.micro_batch
-        finished = instruction.operation is Operation.SETTLE
-        sums = {}
-        places: dict[Place, object] = {}
-        for key in instruction.reads:
-            if key.kind is Kind.STATE and Rule.BUFFERS_KEPT not in self.rules:
-                continue
-            sums[key] = now.memory.objects[key]
-            places[self.kept_place(key)] = sums[key]
-        count = self.builder.micro_batches if finished else m + 1
-        losses, norms = now.memory.ledger.frozen()
-        owned = set(self.model.segment(k).owns)
-        norms = tuple(row for row in norms if row[0] in owned)
-        record = ("kept", k, now.version, count, tuple(sums.items()), losses, norms)
-        place: Place = ("kept", k, "record")
-        job = (
-            _write(places),
-            _flush(places, Rule.SUMS_FLUSHED, self.rules),
-            _write({place: record}),
-            _flush([place], Rule.SUMS_FLUSHED, self.rules),
-        )
-        now.ops.append(("submit", job))
-        if finished and Rule.GRADIENT_AWAITED in self.rules:
-            now.awaited.update(key for key in sums if key.kind is Kind.ACCUMULATOR)
-
-    def _spill(self, now: _Step, instruction: Instruction) -> None:
-        """Write what the instruction made and no commit has taken, as a full pool does."""
-        # Sums first: nothing says which of them a full pool drives out first.
-        for key in sorted((*instruction.writes, *instruction.changes)):
-            if key in instruction.frees or key.kind not in (Kind.GRADIENT, Kind.ACCUMULATOR):
-                continue
-            if key.kind is Kind.GRADIENT:
-                if Rule.SPILL_WAITS in self.rules:
-                    now.ops.append(("barrier",))
-                row = self.row(key)
-                now.ops += [_write({row: now.memory.objects[key]}), _flush([row])]
-                now.spilled.add(key)
+    def _adopt_values(self, now: Step, program: Program, context: Context) -> None:
+        """Let the program read what was found of the forwards that it leaves out."""
+        read = {key for instruction in program for key in instruction.reads}
+        made = {key for instruction in program for key in instruction.writes}
+        forwarded = {i.segment for i in program if i.operation is Operation.FORWARD}
+        for key, content in context.present:
+            if key.kind is Kind.STATE:
+                useful = key.segment not in forwarded
             else:
-                if key in now.awaited:
-                    now.ops.append(("barrier",))
-                    now.awaited.discard(key)
-                if self.scenario.journal:
-                    now.ops.append(_write({self.kept_place(key): now.memory.objects[key]}))
-
-    def row(self, key: ObjectKey) -> Place:
-        """Return the row of a gradient's file."""
-        turn = row_turn(self.model, key) if Rule.HANDOFF_IN_TURN in self.rules else 0
-        return ("gradients", key.name, turn, key.micro_batch)
-
-    def spill_places(self) -> list[Place]:
-        """Return the places of gradients and of what is kept."""
-        if self.scenario.commit_every > 1:
-            return []
-        places: dict[Place, None] = {}
-        for instruction in self.builder.step():
-            for key in instruction.writes:
-                if key.kind is Kind.GRADIENT:
-                    places[self.row(key)] = None
-            if instruction.operation in (Operation.KEEP, Operation.SETTLE):
-                places["kept", instruction.segment, "record"] = None
-                places.update(dict.fromkeys(self.kept_place(key) for key in instruction.reads))
-        return list(places)
-
-    def kept_place(self, key: ObjectKey) -> Place:
-        """Return where a gradient or buffers are kept beside their slot."""
-        return ("kept", key.segment, key.name)
+                useful = key in read and key not in made
+            if useful:
+                now.memory.objects[key] = content
 
     def _expect(self, what: str, version: int, content: object) -> None:
         """Compare with the uninterrupted run."""
@@ -447,21 +223,3 @@ class Scripts:
             self.reference[what, version] = content
         elif self.reference.get((what, version)) != content:
             raise LostError(f"{what}, version {version}, has other bits")
-
-
-def _other(tree: str) -> str:
-    return "b" if tree == "a" else "a"
-
-
-def _write(contents: dict[Place, Any]) -> Op:
-    return ("write", tuple(contents.items()), True)
-
-
-def _rename(contents: dict[Place, Any]) -> Op:
-    return ("write", tuple(contents.items()), False)
-
-
-def _flush(
-    places: Iterable[Place], rule: Rule | None = None, rules: frozenset[Rule] = frozenset()
-) -> Op:
-    return ("flush", tuple(places) if rule is None or rule in rules else ())

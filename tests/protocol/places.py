@@ -1,0 +1,56 @@
+"""Where on the disk the objects of a step lie, but for the slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swaptrain.program.forwards import recoverable
+from swaptrain.program.instructions import Kind, ObjectKey, Operation
+from swaptrain.program.rows import row_turn
+from tests.protocol.disk import Place
+from tests.protocol.rules import Rule
+from tests.protocol.run import Scenario
+
+__all__ = ["Places"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The spill of a scenario."""
+
+    scenario: Scenario
+    rules: frozenset[Rule]
+
+    def row(self, key: ObjectKey) -> Place:
+        """Return the row of a gradient's file."""
+        turn = (
+            row_turn(self.scenario.builder.model, key) if Rule.HANDOFF_IN_TURN in self.rules else 0
+        )
+        return ("gradients", key.name, turn, key.micro_batch)
+
+    def all(self) -> list[Place]:
+        """Return all of them."""
+        if self.scenario.commit_every > 1:
+            return []
+        step = self.scenario.builder.step()
+        places: dict[Place, None] = {}
+        for instruction in step:
+            for key in instruction.writes:
+                if key.kind is Kind.GRADIENT:
+                    places[self.row(key)] = None
+            if instruction.operation in (Operation.KEEP, Operation.SETTLE):
+                finished = instruction.operation is Operation.SETTLE
+                places["kept" if finished else "sums", instruction.segment, "record"] = None
+                for key in instruction.reads:
+                    places[self.kept_place(key, finished=finished)] = None
+        if self.scenario.values:
+            places.update(dict.fromkeys(map(self.value_place, recoverable(step))))
+        return list(places)
+
+    def kept_place(self, key: ObjectKey, *, finished: bool) -> Place:
+        """Return where a finished gradient, or a sum, or buffers are kept beside their slot."""
+        return ("kept" if finished else "sums", key.segment, key.name)
+
+    def value_place(self, key: ObjectKey) -> Place:
+        """Return where a value, or buffers, lie on the disk between forward and backward."""
+        return ("values", key.name, key.segment, key.micro_batch)
