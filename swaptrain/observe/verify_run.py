@@ -30,7 +30,6 @@ from swaptrain.units import format_duration, format_size
 __all__ = ["verify_run"]
 
 _PLAIN_TICK_S = 10.0
-_IO_THREADS = 8
 
 
 def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = None) -> None:
@@ -43,7 +42,7 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
     with RunLock(run_dir) if mend else nullcontext():
         result = _verified(run_dir, console)
         while mend and result.findings:
-            with DirectIO(_IO_THREADS) as io:
+            with DirectIO() as io:
                 mended = repair(run_dir, result.findings, io)
             for line in mended.restored or mended.without_copy:
                 _say(console, line)
@@ -56,7 +55,7 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
 
 
 def _verified(run_dir: Path, console: Console) -> Verification:
-    with _Bar(console) as bar, DirectIO(_IO_THREADS, on_fallback=bar.note) as io:
+    with _Bar(console) as bar, DirectIO(on_fallback=bar.note) as io:
         result = Verifier(run_dir, io, watch=bar.show).verify()
     for finding in result.findings:
         _say(console, str(finding))

@@ -80,6 +80,11 @@ class DirectIO:
         _check_alignment(buffer, offset)
         return self._executor.submit(self._read, path, buffer, offset, checksum, where or Where())
 
+    def read_now(self, path: Path, buffer: memoryview, *, offset: int = 0) -> None:
+        """Fill `buffer` like `read`, on the thread that calls; raises the same errors."""
+        _check_alignment(buffer, offset)
+        self._read(path, buffer, offset, None, Where())
+
     def write(
         self,
         path: Path,

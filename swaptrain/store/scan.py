@@ -40,12 +40,13 @@ class Chunk:
 
 
 class Scanner:
-    """A few threads, each of which reads a chunk in pieces, two of them at a time, and hashes them.
+    """A few threads, each of which reads a chunk in pieces and hashes them.
 
-    Memory: `workers` times two pieces of 4 MiB, whatever the size of chunks and store.
+    While one hashes, which takes a fraction of the reading, the others keep the disk busy. Memory:
+    `workers` times a piece of 4 MiB, whatever the size of chunks and store.
     """
 
-    def __init__(self, io: DirectIO, workers: int = 4) -> None:
+    def __init__(self, io: DirectIO, workers: int = 8) -> None:
         self._io = io
         self._workers = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="swaptrain-scan")
@@ -102,33 +103,15 @@ class Scanner:
         self.close()
 
     def _digest(self, path: Path, size: int) -> int:
-        digest = xxhash.xxh3_64()
-        offsets = range(0, size, PIECE_BYTES)
-        buffers = self._buffers()
-        reads: deque[tuple[memoryview, Future[None]]] = deque()
-        try:
-            for number, offset in enumerate(offsets):
-                if len(reads) == len(buffers):
-                    self._take(reads, digest)
-                piece = buffers[number % len(buffers)][: min(PIECE_BYTES, size - offset)]
-                reads.append((piece, self._io.read(path, piece, offset=offset)))
-            while reads:
-                self._take(reads, digest)
-        finally:
-            # The buffers are this thread's next chunk's: nothing may still be read into them.
-            for _, future in reads:
-                future.exception()
+        digest, buffer = xxhash.xxh3_64(), self._buffer()
+        for offset in range(0, size, PIECE_BYTES):
+            piece = buffer[: min(PIECE_BYTES, size - offset)]
+            self._io.read_now(path, piece, offset=offset)
+            digest.update(piece)
         return digest.intdigest()
 
-    @staticmethod
-    def _take(reads: deque[tuple[memoryview, Future[None]]], digest: xxhash.xxh3_64) -> None:
-        piece, future = reads[0]
-        future.result()
-        reads.popleft()
-        digest.update(piece)
-
-    def _buffers(self) -> list[memoryview]:
-        if not hasattr(self._local, "buffers"):
-            self._local.buffers = [memoryview(mmap.mmap(-1, PIECE_BYTES)) for _ in range(2)]
-        buffers: list[memoryview] = self._local.buffers
-        return buffers
+    def _buffer(self) -> memoryview:
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
+        buffer: memoryview = self._local.buffer
+        return buffer
