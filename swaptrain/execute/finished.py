@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
+from swaptrain.execute.stopping import StopRequest
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
 from swaptrain.store.live import held_segments
@@ -17,8 +19,8 @@ from swaptrain.store.slot_disks import delete_slots
 from swaptrain.store.slots import TREES, Slots
 from swaptrain.store.snapshots import GOING_BACK
 
-__all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text", "is_shared"]
-__all__ += ["separate", "start_over"]
+__all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text"]
+__all__ += ["separate_all", "start_over"]
 
 STARTING_OVER = "starting-over"
 """In the run directory while it is emptied: the next start goes on with that."""
@@ -52,23 +54,33 @@ def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
     return False
 
 
-def is_shared(slots: Slots, segment: int) -> bool:
-    """Whether a snapshot holds the live slot of a segment."""
-    return slots.is_held(slots.live(segment, tree=slots.tree()))
+def separate_all(
+    slots: Slots,
+    segments: Sequence[int],
+    io: DirectIO,
+    *,
+    step: int,
+    note: Callable[[str], None],
+    stop: StopRequest,
+) -> None:
+    """Copy the live slots that the snapshot of the last step holds too: two copies on the disk.
 
-
-def separate(slots: Slots, segment: int, io: DirectIO, *, version: int) -> None:
-    """Leave a live slot that a snapshot holds to the snapshot: the live one becomes a copy of it.
-
-    At every moment of it, and whenever it is killed, the live one holds the same. Raises RunError,
-    DamagedStoreError.
+    The copies become the live ones. At every moment of it, and whenever it is killed, these hold
+    the same; done again it does the rest. Raises RunError, DamagedStoreError, StoppedBySignal.
     """
     tree = slots.tree()
-    live = slots.live(segment, tree=tree)
-    spare = slots.take(live.id.rpartition("-")[0])
-    assert spare is not None, "a snapshot that shares the live slots leaves as many free"
-    copy_slot(live, spare, io, segment=segment, version=version)
-    slots.switch(segment, spare, tree=tree)
+    live = {k: slots.live(k, tree=tree) for k in segments}
+    shared = {k: slot for k, slot in live.items() if slots.is_held(slot)}
+    if shared:
+        note(f"copying step {step}, so that its snapshot is a second copy")
+    for number, (k, slot) in enumerate(shared.items(), 1):
+        what = f"copying segment {number}/{len(shared)} of step {step}"
+        stop.doing(what)
+        spare = slots.take(slot.id.rpartition("-")[0])
+        assert spare is not None, "a snapshot that shares the live slots leaves as many free"
+        copy_slot(slot, spare, io, segment=k, version=step)
+        slots.switch(k, spare, tree=tree)
+        stop.check_after(what)
 
 
 def finished_text(run_dir: Path, step: int) -> str:

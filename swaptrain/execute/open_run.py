@@ -11,14 +11,14 @@ from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.execute.boundary import Boundary
 from swaptrain.execute.commits import Commits
-from swaptrain.execute.create import Creation, open_slots, root_record
-from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, snapshot_count
+from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
 from swaptrain.execute.executor import Executor
-from swaptrain.execute.finished import begun_otherwise, is_shared, separate, start_over
+from swaptrain.execute.finished import begun_otherwise, separate_all, start_over
 from swaptrain.execute.floor import step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
+from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, update_rule
 from swaptrain.execute.resume import find_position
@@ -36,17 +36,9 @@ from swaptrain.program.instructions import Instruction
 from swaptrain.store.commit import Committer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import write_aside
-from swaptrain.store.recovery import flush_everything
 from swaptrain.store.request import ExportDoor
-from swaptrain.store.root import RootRecord, create_root
-from swaptrain.store.slots import Slots
-from swaptrain.store.snapshots import (
-    Snapshot,
-    Snapshots,
-    clear_unfinished,
-    drop_snapshots,
-    list_snapshots,
-)
+from swaptrain.store.root import RootRecord
+from swaptrain.store.snapshots import Snapshot, Snapshots
 from swaptrain.units import format_size
 
 __all__ = ["OpenRun"]
@@ -113,7 +105,15 @@ class OpenRun:
         else:
             change = Change(before, update_rule(before), self._record_config)
         floor = step_floor(config, plan, self._prepared.device.device, self._progress.note)
-        root = self._open_store()
+        self._slots, root = open_store(
+            config,
+            self._prepared,
+            self._root,
+            self._home,
+            self._io,
+            note=self._progress.note,
+            stop=self._stop,
+        )
         self.training = self._open_training(root, data, evaluation, change, floor)
 
     def close(self) -> None:
@@ -144,20 +144,16 @@ class OpenRun:
         assert self._tier is not None, "training used it"
         self._tier.close()
         self._pool.trim()
-        self._separate(training.step - 1)
+        separate_all(
+            self._slots,
+            list(self._prepared.plan.layouts.state),
+            self._io,
+            step=training.step - 1,
+            note=self._progress.note,
+            stop=self._stop,
+        )
         self._slots.delete_free()
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
-
-    def _separate(self, step: int) -> None:
-        """Copy the live slots of the last step that its snapshot holds too."""
-        shared = [k for k in self._prepared.plan.layouts.state if is_shared(self._slots, k)]
-        if shared:
-            self._progress.note(f"copying step {step}, so that its snapshot is a second copy")
-        for number, k in enumerate(shared, 1):
-            what = f"copying segment {number}/{len(shared)} of step {step}"
-            self._stop.doing(what)
-            separate(self._slots, k, self._io, version=step)
-            self._stop.check_after(what)
 
     def _record_config(self) -> None:
         path, content = self._run_dir / "config.yaml", self._config.resolved_yaml().encode()
@@ -186,50 +182,6 @@ class OpenRun:
             note=self._progress.note,
         )
         return data, Evaluation(held_out, config.eval.every, config.eval.batches)
-
-    def _open_store(self) -> RootRecord:
-        """Reserve the space of the whole run; write version 0 if the run begins."""
-        plan, run_dir, keep = self._prepared.plan, self._run_dir, self._config.store.keep
-        flush_everything(run_dir)
-        clear_unfinished(run_dir)
-        self._slots = Slots(run_dir, self._config.store.paths, trees=self._trees)
-        if keep is not None:
-            drop_snapshots(self._slots, list_snapshots(run_dir)[: -keep.last])
-        count = snapshot_count(self._config)
-        open_slots(self._slots, plan.layouts, plan, trees=self._trees, snapshots=count)
-        creation = Creation(run_dir, plan, self._slots, self._home, self._io)
-        root = self._root
-        if root is None:
-            root = self._create(creation)
-        else:
-            creation.open()
-        self._prepared.built.construction.forget()
-        return root
-
-    def _create(self, creation: Creation) -> RootRecord:
-        plan, model = self._prepared.plan, self._prepared.plan.captured.model
-        self._progress.note(f"writing {model.parameter_count:,} initial weights to {self._run_dir}")
-        segments = len(model.segments)
-
-        def tick(k: int) -> None:
-            self._stop.check_after(f"writing segment {k}/{segments}")
-            self._stop.doing(f"writing segment {min(k + 1, segments)}/{segments}")
-
-        self._stop.doing(f"writing segment 1/{segments}")
-        creation.write(
-            self._prepared.built.construction,
-            tick,
-            trees=self._trees,
-        )
-        root = root_record(
-            self._config, plan, threads=self._prepared.threads, device=self._prepared.device.device
-        )
-        if self._trees:
-            create_root(self._run_dir, root, tree="a")
-            self._slots.switch_tree()
-        else:
-            create_root(self._run_dir, root)
-        return root
 
     def _open_training(
         self,

@@ -1,0 +1,73 @@
+"""Opens the store of a run for writing: everything reserved, version 0 there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swaptrain.config import Config
+from swaptrain.execute.create import Creation, open_slots, root_record
+from swaptrain.execute.disk import snapshot_count
+from swaptrain.execute.home import StoreHome
+from swaptrain.execute.prepare import Prepared
+from swaptrain.execute.stopping import StopRequest
+from swaptrain.store.direct import DirectIO
+from swaptrain.store.recovery import flush_everything
+from swaptrain.store.root import RootRecord, create_root
+from swaptrain.store.slots import Slots
+from swaptrain.store.snapshots import clear_unfinished, drop_snapshots, list_snapshots
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    config: Config,
+    prepared: Prepared,
+    root: RootRecord | None,
+    home: StoreHome,
+    io: DirectIO,
+    *,
+    note: Callable[[str], None],
+    stop: StopRequest,
+) -> tuple[Slots, RootRecord]:
+    """Reserve the space of the whole run, and write version 0 if `root` is None: the run begins.
+
+    Returns the slots and the root's record. Raises RunError (disk full), StoppedBySignal.
+    """
+    plan, run_dir, keep = prepared.plan, config.run.dir, config.store.keep
+    trees = config.store.commit_every > 1
+    flush_everything(run_dir)
+    clear_unfinished(run_dir)
+    slots = Slots(run_dir, config.store.paths, trees=trees)
+    if keep is not None:
+        drop_snapshots(slots, list_snapshots(run_dir)[: -keep.last])
+    count = snapshot_count(config)
+    open_slots(slots, plan.layouts, plan, trees=trees, snapshots=count)
+    creation = Creation(run_dir, plan, slots, home, io)
+    if root is None:
+        note(f"writing {plan.captured.model.parameter_count:,} initial weights to {run_dir}")
+        root = _create(config, prepared, creation, slots, stop)
+    else:
+        creation.open()
+    prepared.built.construction.forget()
+    return slots, root
+
+
+def _create(
+    config: Config, prepared: Prepared, creation: Creation, slots: Slots, stop: StopRequest
+) -> RootRecord:
+    plan, trees = prepared.plan, config.store.commit_every > 1
+    segments = len(plan.captured.model.segments)
+
+    def tick(k: int) -> None:
+        stop.check_after(f"writing segment {k}/{segments}")
+        stop.doing(f"writing segment {min(k + 1, segments)}/{segments}")
+
+    stop.doing(f"writing segment 1/{segments}")
+    creation.write(prepared.built.construction, tick, trees=trees)
+    root = root_record(config, plan, threads=prepared.threads, device=prepared.device.device)
+    if trees:
+        create_root(config.run.dir, root, tree="a")
+        slots.switch_tree()
+    else:
+        create_root(config.run.dir, root)
+    return root
