@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from swaptrain.store.files import (
     flush_file_system,
     make_directory,
     replace_link,
+    write_aside,
 )
 
 __all__ = ["SlotDisks", "delete_slots", "run_token"]
@@ -48,16 +50,9 @@ class SlotDisks:
             return
         disk = self.paths[sum(1 for _ in path.parent.iterdir()) % len(self.paths)]
         target = disk / POOL / run_token(self.run_dir) / path.name
-        if target.is_dir() and any(target.iterdir()):
-            raise RunError(
-                f"{target} holds a slot that this run does not know: a run that was in "
-                f"{self.run_dir} before left it. If that run was moved, rename {target.parent} as "
-                "its own command says; if it was deleted, delete that too"
-            )
         make_directory(target)
         with disk_errors(path, "make the link"):
             path.symlink_to(target)
-        flush_directory(path.parent)  # before anything is in it
 
     def _check_link(self, path: Path) -> None:
         """Let a slot be this run's own folder on another disk, where it is now, or refuse it."""
@@ -85,15 +80,46 @@ class SlotDisks:
     def delete_unlinked(self) -> None:
         """Delete what lies on other disks without a link: a crash came between the two.
 
-        Flushed, so that what is made there next is new, whatever becomes of this.
+        Flushed, so that what is made there next is new, whatever becomes of this. Raises RunError
+        where it is another run's.
         """
         for disk in self.paths:
             pool = disk / POOL / run_token(self.run_dir)
+            self._claim(pool)
             lost = [path for path in pool.glob("*") if not self._links_to(path)]
             for path in lost:
                 shutil.rmtree(path)
             if lost:
                 flush_file_system(pool)
+
+    def _claim(self, pool: Path) -> None:
+        """Let a folder on another disk be this run's, or refuse one that another run left there.
+
+        Its name depends on the run's path: a run that begins where another one was, which has been
+        moved or deleted, finds that one's folder, and would delete its slots. So a file beside the
+        folder says whose it is, durably before anything is in it; a run that moves keeps its id.
+        """
+        own = self._run_id()
+        owner = pool.with_name(pool.name + ".owner")
+        with disk_errors(owner, "read"):
+            if owner.exists() and owner.read_bytes() == own:
+                return
+            occupied = pool.is_dir() and any(pool.iterdir())
+        if occupied and not any(self._links_to(path) for path in pool.iterdir()):
+            raise RunError(
+                f"{pool} holds slots of another run, which was in {self.run_dir} before. If that "
+                "run was moved, rename the folder as its own command says; if it was deleted, "
+                "delete the folder too; then run the same command again"
+            )
+        make_directory(pool.parent)
+        write_aside(owner, own)
+
+    def _run_id(self) -> bytes:
+        path = self.run_dir / "id"
+        if not path.exists():
+            write_aside(path, f"{secrets.token_hex(16)}\n".encode())
+        with disk_errors(path, "read"):
+            return path.read_bytes()
 
     def _links_to(self, target: Path) -> bool:
         return (self.run_dir / "slots" / target.name).resolve() == target.resolve()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,24 @@ def test_several_disks_take_turns(tmp_path: Path) -> None:
         slots.live(1)
     with pytest.raises(RunError, match="bring its disk back"):
         _slots(run, 4, disks)
+
+
+def test_a_run_in_the_place_of_one_that_was_moved_leaves_its_slots_alone(tmp_path: Path) -> None:
+    """The folder on the other disk has the path in its name, and the owner in a file."""
+    disk, run = tmp_path / "disk", tmp_path / "run"
+    slots = _slots(run, 3, [disk])
+    slots.create(LAYOUT, 3, record_bytes=4096)
+    before = sorted(path for path in disk.rglob("*"))
+    _slots(run, 3, [disk]).create(LAYOUT, 3, record_bytes=4096)
+    assert sorted(path for path in disk.rglob("*")) == before
+    run.rename(tmp_path / "moved")
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"holds slots of another run.*delete the folder too"):
+            _slots(run, 3, [disk])
+        assert sorted(path for path in disk.rglob("*")) == before
+    shutil.rmtree(next(disk.glob("swaptrain-slots/*")))
+    _slots(run, 3, [disk])
+    assert sorted(path for path in disk.rglob("*")) == before
 
 
 def test_spares_are_deleted_on_request(tmp_path: Path) -> None:
