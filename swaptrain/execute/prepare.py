@@ -87,8 +87,12 @@ def recorded_config(run_dir: Path) -> Config | None:
     with disk_errors(path, "read"):
         if not path.exists():
             return None
-        path.read_bytes()  # a disk that fails is no fault of the config
-    return load_config(path, ())
+        try:
+            return load_config(path, ())
+        except ConfigError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None  # a disk that fails is no fault of the config
+            raise
 
 
 def _check_held_out(

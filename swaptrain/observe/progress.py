@@ -70,9 +70,10 @@ class Progress:
     def __enter__(self) -> Self:
         """Take over the bottom lines of the terminal, if it is one."""
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            live = Live(console=self._console, auto_refresh=False, transient=True)
             with self._unless_silent():
-                self._live.start()
+                live.start()
+                self._live = live
         return self
 
     def __exit__(

@@ -68,7 +68,7 @@ class Injector:
         self.counts: Counter[str] = Counter()
         self.hit: str | None = None
         """The path of the operation that failed."""
-        self._roots = tuple(str(root.absolute()) for root in roots)
+        self._roots = tuple(f"{root.absolute()}/" for root in roots)
         self._fault, self._delay_s = fault, delay_s
         self._lock = threading.Lock()
         names = [name for name in (*COUNTED, *_UNCOUNTED) if name != "syncfs"]
@@ -111,7 +111,7 @@ class Injector:
             if kwargs.get("dir_fd") is not None:
                 path = f"{self._target(kwargs['dir_fd'])}/{path}"
         path = os.path.abspath(path)
-        return path if path.startswith(self._roots) else None
+        return path if f"{path}/".startswith(self._roots) else None
 
     def _target(self, descriptor: int) -> str:
         try:

@@ -9,10 +9,10 @@ __all__ = ["MODES"]
 _GPT: dict[str, Any] = {
     "model": {
         "python": "tests.support.models:gpt",  # tied weights, dropout, values read far away
-        "kwargs": {"layers": 1, "dropout": 0.1, "width": 16},
+        "kwargs": {"layers": 1, "dropout": 0.1, "width": 8},
     },
     "data": {"python": "tests.support.datasets:tokens", "micro_batches": 2},
-    "memory": {"segment": "16KiB"},
+    "memory": {"segment": "9KiB"},
     "train": {"steps": 2},
 }
 MODES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,96 @@
+"""RAM that is not there: numbers and a way out before anything is written, or one message later."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swaptrain.errors import BudgetError, CaptureError, RunError
+from swaptrain.execute import ram
+from swaptrain.execute.failures import named_failures
+from swaptrain.memory.limits import CgroupLimit
+from swaptrain.memory.slab import Pool, Slab
+from tests.support.killing import final_state, metrics_key
+from tests.support.runs import config_of, trained
+
+MIB = 1 << 20
+JOB: dict[str, Any] = {
+    "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
+    "data": {"python": "tests.support.datasets:tokens", "micro_batches": 1},
+    "memory": {"host": "96MiB", "segment": "64KiB"},
+    "train": {"steps": 3},
+}
+
+
+def test_a_control_group_below_the_budget_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit, what the run would take, and both ways out; nothing is left behind."""
+    config = config_of(tmp_path / "run", JOB)
+    limit = CgroupLimit(128 * MIB, Path("/sys/fs/cgroup/job/memory.max"))
+    monkeypatch.setattr(ram, "cgroup_limit", lambda: limit)
+    with pytest.raises(BudgetError, match=r"128.0 MiB of RAM .*job/memory.max.*raise the limit to"):
+        trained(config)
+    assert not config.run.dir.exists()
+
+
+def test_a_limit_on_addresses_below_the_budget_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path / "run", JOB)
+    monkeypatch.setattr(ram, "address_space_bytes", lambda: 50 * MIB)
+    with pytest.raises(BudgetError, match=r"50.0 MiB more .*ulimit -v.*memory.host is 96.0 MiB"):
+        trained(config)
+    assert not config.run.dir.exists()
+
+
+def test_little_free_memory_is_said_and_no_reason_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ram, "available_bytes", lambda: 5 * MIB)
+    trained(config_of(tmp_path / "run", JOB))
+    assert "5.0 MiB of RAM are free" in capsys.readouterr().out
+
+
+def test_memory_that_ends_in_the_middle_is_one_message_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping of the pool fails in the second step; the same command ends with the same bits."""
+    good = trained(config_of(tmp_path / "good", JOB))
+    config = config_of(tmp_path / "run", JOB)
+    take, taken = Pool.take, []
+
+    def failing(pool: Pool, nbytes: int) -> Slab:
+        taken.append(nbytes)
+        if len(taken) == 150:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return take(pool, nbytes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pool, "take", failing)
+        with pytest.raises(RunError, match=r"no more memory.*memory.host is 96.0 MiB"):
+            trained(config)
+    trained(config)
+    assert final_state(config.run.dir) == final_state(good)
+    assert metrics_key(config.run.dir) == metrics_key(good)
+
+
+@pytest.mark.parametrize("kind", ["torch", "python", "inside another"])
+def test_each_allocator_that_fails_is_told_from_a_bug(kind: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", JOB)
+    with pytest.raises(RunError, match=r"memory.host is 96.0 MiB"), named_failures(config):
+        if kind == "torch":
+            torch.empty(1 << 60, dtype=torch.uint8)
+        if kind == "python":
+            raise MemoryError
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise CaptureError("the model cannot be captured") from error
+    with pytest.raises(ZeroDivisionError), named_failures(config):
+        _ = 1 // 0
