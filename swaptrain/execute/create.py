@@ -20,6 +20,7 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts, views
 from swaptrain.execute.master import split
 from swaptrain.execute.planning import Plan
+from swaptrain.execute.processor import this_machine
 from swaptrain.memory.slab import Pool
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.step import StepBuilder
@@ -101,6 +102,7 @@ def root_record(config: Config, plan: Plan, *, threads: int, device: torch.devic
             "torch": torch.__version__,
             "update_device": str(device),
             "deferred": plan.builder.deferred,
+            "machine": this_machine(device),
         },
     )
 

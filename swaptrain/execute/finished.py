@@ -8,6 +8,7 @@ from pathlib import Path
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
+from swaptrain.execute.processor import NOTE_FILE
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
@@ -108,7 +109,7 @@ def start_over(run_dir: Path) -> None:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("metrics.jsonl", "config.yaml", GOING_BACK):
+    for name in ("metrics.jsonl", "config.yaml", NOTE_FILE, GOING_BACK):
         (run_dir / name).unlink(missing_ok=True)
     flush_file_system(run_dir)
     (run_dir / STARTING_OVER).unlink()

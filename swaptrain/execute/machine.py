@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from typing import Any
 import torch
 
 from swaptrain.errors import SwaptrainError
+from swaptrain.execute.processor import this_machine
 from swaptrain.program.cost import Disk
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import existing_parent, free_bytes, user_cache
+from swaptrain.strict_json import read_json
 
 __all__ = ["Machine", "cache_path", "known_machine", "machine"]
 
@@ -35,7 +38,9 @@ _DEPTH = 4
 _DISK_S = 0.25
 _COMPUTE_S = 0.2
 _SIZE = 512
-_FORMAT = 1
+_FORMAT = 2
+_MOST_BYTES = 2**20
+_MOST_PER_S = 1e18
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,16 @@ def cache_path() -> Path:
 
 def known_machine(path: Path, device: torch.device) -> Machine | None:
     """Return what was measured before for the disk of `path`, None if nothing was."""
+    return _known(path, device)[0]
+
+
+def _known(path: Path, device: torch.device) -> tuple[Machine | None, bool]:
+    """Return what was measured, and whether the machine was busy then, so that it may be wrong."""
     entry = _read_cache().get(_key(path, device))
     try:
-        return None if entry is None else _from_json(entry)
-    except (KeyError, TypeError, ValueError):
-        return None
+        return (None, False) if entry is None else (_from_json(entry), bool(entry.get("busy")))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None, False
 
 
 def machine(
@@ -68,22 +78,48 @@ def machine(
 ) -> Machine | None:
     """Return the machine's figures, measuring them in the directory `path` the first time.
 
+    Measured again when the disk or the processor is another one, when the figures cannot be read,
+    and, on a machine that was busy at the time, once it is not: the better ones of both are kept.
     Takes about two seconds, 64 MiB of disk and 12 MiB of memory. None where the disk refuses: a
     run does not fail because its speed is unknown.
     """
-    known = known_machine(path, device)
-    if known is not None and all(dtype in known.flops_per_s for dtype in dtypes):
+    known, busy = _known(path, device)
+    busy_now = _is_busy()
+    if (
+        known is not None
+        and (busy_now or not busy)
+        and all(dtype in known.flops_per_s for dtype in dtypes)
+    ):
         return known
     if free_bytes(path) < 4 * _PIECES * _PIECE_BYTES:
         return None
-    note("measuring the disk and the processor once, two seconds")
+    note(
+        "measuring the disk and the processor, two seconds"
+        + (": other processes are at work, so it will be done again" if busy_now else "")
+    )
     try:
-        found = _measure(path, device, dtypes, known)
+        found = _better(known, _measure(path, device, dtypes, None if busy else known))
     except (SwaptrainError, OSError) as error:
         note(f"the speed of the disk cannot be measured: {error}")
         return None
-    _write_cache(_key(path, device), asdict(found))
+    _write_cache(_key(path, device), {**asdict(found), "busy": busy_now})
     return found
+
+
+def _better(first: Machine | None, second: Machine) -> Machine:
+    """Return the higher speeds of two measurements: work beside them only makes them lower."""
+    if first is None:
+        return second
+    before = vars(first.disk)
+    speeds = {name: max(speed, before[name]) for name, speed in vars(second.disk).items()}
+    flops = {**first.flops_per_s, **second.flops_per_s}
+    flops = {dtype: max(speed, first.flops_per_s.get(dtype, 0.0)) for dtype, speed in flops.items()}
+    return Machine(Disk(**speeds), min(first.sigma, second.sigma), flops)
+
+
+def _is_busy() -> bool:
+    """Whether more processes want to run than there are cores, over the last minute."""
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
 class _Load:
@@ -184,31 +220,39 @@ def _settle(device: torch.device) -> None:
 
 
 def _key(path: Path, device: torch.device) -> str:
-    number = existing_parent(path).stat().st_dev
-    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    """Name the machine, the disk and the processor: other ones have figures of their own."""
+    there = existing_parent(path)
+    number, system = there.stat().st_dev, os.statvfs(there)
+    disk = f"{os.major(number)}:{os.minor(number)} of {system.f_blocks * system.f_frsize} bytes"
+    here = this_machine(device)
+    processor = here["device"] if device.type == "cuda" else here["processor"]
     threads = torch.get_num_threads()
-    disk = f"{os.major(number)}:{os.minor(number)}"
     return f"{_FORMAT} {socket.gethostname()} disk {disk} {processor} {threads} threads"
 
 
 def _from_json(entry: dict[str, Any]) -> Machine:
-    return Machine(Disk(**entry["disk"]), float(entry["sigma"]), dict(entry["flops_per_s"]))
+    """Return figures that can be reckoned with; raises ValueError or TypeError for others."""
+    found = Machine(Disk(**entry["disk"]), entry["sigma"], dict(entry["flops_per_s"]))
+    speeds = [*vars(found.disk).values(), *found.flops_per_s.values()]
+    if not all(type(speed) is float and 0 < speed < _MOST_PER_S for speed in speeds):
+        raise ValueError("a speed is not a number greater than 0")
+    if type(found.sigma) not in {int, float} or not 0 <= found.sigma <= 1:
+        raise ValueError("sigma does not lie between 0 and 1")
+    return found
 
 
 def _read_cache() -> dict[str, Any]:
     try:
-        tree = json.loads(cache_path().read_text())
+        tree = read_json(cache_path(), _MOST_BYTES)
     except (OSError, ValueError):
         return {}  # never measured, or not readable: it is measured again
     return tree if isinstance(tree, dict) else {}
 
 
 def _write_cache(key: str, entry: dict[str, Any]) -> None:
-    path = cache_path()
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):  # a home that cannot be written: the next run measures again
+        path = cache_path()
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps({**_read_cache(), key: entry}, indent=1))
         aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)  # a home that cannot be written: the next run measures again

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-
-import torch
+from pathlib import Path
 
 from swaptrain.config import Config, check_resume
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
@@ -15,6 +14,7 @@ from swaptrain.execute.finished import STARTING_OVER, finished_step, finished_te
 from swaptrain.execute.go_back import complete_going_back, find_snapshot
 from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
+from swaptrain.execute.processor import note_changes, this_machine
 from swaptrain.execute.ram import check_memory
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
@@ -110,7 +110,7 @@ def _train(
                     return
             prepared = Prepared(config, root, progress.note)
             if root is not None:
-                _check_choices(root, prepared, progress)
+                _check_choices(run_dir, root, prepared, progress)
             check_memory(config.memory.host, prepared.plan, progress.note)
         except BaseException:
             lock.withdraw()
@@ -128,8 +128,8 @@ def _train(
         progress.finish(finished_text(run_dir, run.training.step - 1))
 
 
-def _check_choices(root: RootRecord, prepared: Prepared, progress: Progress) -> None:
-    """Refuse another device than the store was begun on; say that other versions may differ."""
+def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:
+    """Refuse another device than the store was begun on; say once what else is another."""
     device = str(prepared.device.device)
     recorded = root.choices["update_device"]
     if device != recorded:
@@ -137,11 +137,8 @@ def _check_choices(root: RootRecord, prepared: Prepared, progress: Progress) -> 
             f"the run was begun on {recorded} and would go on on {device}, with other bits: set "
             f"device to {recorded}, or start over with --fresh"
         )
-    if root.choices["torch"] != torch.__version__:
-        progress.note(
-            f"the run was begun with torch {root.choices['torch']}, this is {torch.__version__}: "
-            "it goes on, but the last bits of its results may differ"
-        )
+    now = this_machine(prepared.device.device)
+    note_changes(run_dir, root, now, progress.note)
 
 
 if sys.platform != "linux":  # O_DIRECT, flock, /proc
