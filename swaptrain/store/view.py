@@ -79,7 +79,13 @@ def _segment(run_dir: Path, tree: str | None, root: RootRecord, segment: int) ->
                 raise
             continue
         if held_segment(run_dir, segment, tree=tree) == before:
-            check_held(found, root)
+            try:
+                check_held(found, root)
+            except DamagedStoreError:
+                # Or it left the live name, was written as another segment's, and has come back.
+                if number + 1 == _TRIES:
+                    raise
+                continue
             return found
     raise RunError(f"segment {segment} of {run_dir} is switched all the time: it cannot be read")
 
