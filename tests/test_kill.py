@@ -52,7 +52,10 @@ def server() -> Iterator[Server]:
 def test_a_run_killed_at_random_system_calls_ends_with_the_same_bits(
     mode: str, server: Server, tmp_path: Path
 ) -> None:
-    """Eight kills, torn writes and repeated recoveries among them, change no bit and no line."""
+    """Eight kills, torn writes and repeated recoveries among them, change no bit and no line.
+
+    And no process does again more than one segment's forward or backward, of what was completed.
+    """
     report = server.ask(
         {"do": "chain", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3, "kills": 8}
     )
@@ -69,10 +72,36 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bits(
     assert report["wrong"] is None
 
 
+@pytest.mark.parametrize("mode", ["fused", "batch-norm-clipped"])
+def test_activations_that_a_power_loss_took_are_made_again(
+    mode: str, server: Server, tmp_path: Path
+) -> None:
+    """They were never flushed; whatever is left of them and of their journal, the bits are same."""
+    plan = {"do": "power loss", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3}
+    report = server.ask({**plan, "positions": 5})
+    assert not report["wrong"]
+    assert report["kills"] > 3 and report["more"] > 0
+
+
+@pytest.mark.parametrize("mode", ["fused", "clipped"])
+def test_without_values_a_killed_run_makes_its_forward_again(
+    mode: str, server: Server, tmp_path: Path
+) -> None:
+    """store.values: false costs forwards, and no bit."""
+    tree = {**MODES[mode], "store": {"values": False}}
+    plan = {"do": "power loss", "folder": str(tmp_path), "tree": tree, "pool": 1.3}
+    report = server.ask({**plan, "positions": 3})
+    assert not report["wrong"]
+    assert report["more"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_no_position_of_a_kill_changes_a_bit(mode: str, server: Server, tmp_path: Path) -> None:
-    """A hundred positions spread over a run, each followed by one recovery."""
+    """A hundred positions spread over a run, each followed by one recovery.
+
+    Which does again one segment's forward or backward at most.
+    """
     plan = {"do": "sweep", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3}
     report = server.ask({**plan, "positions": 100})
     assert not report["wrong"]

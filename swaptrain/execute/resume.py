@@ -15,7 +15,7 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.layout import SegmentLayout
-from swaptrain.store.recovery import Action, Decision, Found, decide
+from swaptrain.store.recovery import Action, Decision, Found, decide, last_commit
 from swaptrain.store.root import RootRecord
 from swaptrain.store.slot import Slot, frozen_slot
 from swaptrain.store.slots import Slots
@@ -98,25 +98,25 @@ def _decide(
     `records` are those of the live slots, `settled` those of finished gradients, which are what is
     committed in deferred mode. What is wrong with the hand-off goes into `torn`.
     """
-    newest = max((int(record["version"]) for record in records.values()), default=0)
-    step, commits = (newest, records) if settled is None else (newest + 1, settled)
-    done = {k for k, record in commits.items() if record["version"] == step}
-    # Commits go from the last segment down; what lies below a hole is of an earlier attempt.
-    missing = max(records.keys() - done, default=0)
-    lowest = min((k for k in done if k > missing), default=0)
-    interrupted = root.commit_every == 1 and missing > 0 and lowest > 0
-    handoff = _handoff(commits[lowest], layouts, home) if interrupted else {}
-    damage = _damage(lowest, handoff, home)
-    torn.update(damage)
-
-    def versions(of: Mapping[int, Mapping[str, Any]]) -> tuple[int | None, ...]:
-        indices = [segment.index for segment in layouts.model.segments]
-        return tuple(int(of[k]["version"]) if k in of else None for k in indices)
-
+    versions = {k: int(record["version"]) for k, record in records.items()}
+    commits, gradients = records, None
+    if settled is not None:
+        commits = settled
+        gradients = {k: int(record["version"]) for k, record in settled.items()}
+    last = last_commit(versions, gradients) if root.commit_every == 1 else None
+    handoff: dict[ObjectKey, list[int]] = {}
+    verified = set()
+    if last is not None:
+        handoff = _handoff(commits[last[0]], layouts, home)
+        damage = _damage(last[0], handoff, home)
+        torn.update(damage)
+        if not damage:
+            verified.add(last)
+    indices = [segment.index for segment in layouts.model.segments]
     found = Found(
-        versions=versions(records),
-        gradients=None if settled is None else versions(settled),
-        handoffs=frozenset({(lowest, step)} if interrupted and not damage else ()),
+        versions=tuple(versions.get(k) for k in indices),
+        gradients=None if gradients is None else tuple(gradients.get(k) for k in indices),
+        handoffs=frozenset(verified),
         commit_every=root.commit_every,
         root_step=root.step,
     )

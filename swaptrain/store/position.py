@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError, Where
-from swaptrain.store.recovery import Action, Decision, Found, decide
+from swaptrain.store.recovery import Action, Decision, Found, decide, last_commit
 from swaptrain.store.root import RootRecord
 from swaptrain.store.state_record import read_kept
 from swaptrain.store.units import Unit, spilled_unit
@@ -56,20 +56,19 @@ def store_position(
     settled = None
     if deferred and root.commit_every == 1:
         settled = _kept(run_dir, "kept", root, records, torn)
-    newest = max((int(record["version"]) for record in records.values()), default=0)
-    step, commits = (newest, records) if settled is None else (newest + 1, settled)
-    done = {k for k, record in commits.items() if record["version"] == step}
-    missing = max(records.keys() - done, default=0)
-    lowest = min((k for k in done if k > missing), default=0)
-    interrupted = root.commit_every == 1 and missing > 0 and lowest > 0
+    commits = records if settled is None else settled
+    last = None
+    if root.commit_every == 1:
+        last = last_commit(_steps(records), None if settled is None else _steps(settled))
+    lowest = last[0] if last is not None else 0
     found = Found(
         versions=_versions(records, root),
         gradients=None if settled is None else _versions(settled, root),
-        handoffs=frozenset({(lowest, step)} if interrupted else ()),
+        handoffs=frozenset(() if last is None else {last}),
         commit_every=root.commit_every,
         root_step=root.step,
     )
-    sums = _kept(run_dir, _sums_folder(deferred), root, records, []) if interrupted else {}
+    sums = _kept(run_dir, _sums_folder(deferred), root, records, []) if last is not None else {}
     stamp = (records, settled, sums)
     try:
         decision = decide(found)
@@ -89,7 +88,10 @@ def store_position(
         rows = record["handoff"].get("gradients", [])
         first = min((int(row["micro_batch"]) for row in rows), default=0)
         for k in [k for k in records if k <= decision.segment] if first else ():
-            if k in sums and (sums[k]["version"], sums[k]["micro_batches"]) == (step, first):
+            if k in sums and (sums[k]["version"], sums[k]["micro_batches"]) == (
+                decision.step,
+                first,
+            ):
                 folder = _sums_folder(deferred)
                 needed.append(_kept_unit(run_dir, "sums", folder, k, sums[k], again))
             else:
@@ -99,6 +101,10 @@ def store_position(
     for k in sorted(needed_of):
         needed.append(_kept_unit(run_dir, "gradient", "kept", k, commits[k], again))
     return StorePosition(decision, tuple(needed), tuple(damages), stamp)
+
+
+def _steps(records: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+    return {k: int(record["version"]) for k, record in records.items()}
 
 
 def _versions(of: Mapping[int, Record], root: RootRecord) -> tuple[int | None, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ _READ_THROUGH_CACHE = (
     "static/frozen/*/zarr.json",
 )
 
-__all__ = ["Action", "Decision", "Found", "decide", "flush_everything"]
+__all__ = ["Action", "Decision", "Found", "decide", "flush_everything", "last_commit"]
 
 
 class Action(StrEnum):
@@ -66,6 +66,23 @@ class Found:
     commit_every: int = 1
     root_step: int = 0
     """The step that the root's record says, for commit_every > 1."""
+
+
+def last_commit(
+    versions: Mapping[int, int], gradients: Mapping[int, int] | None
+) -> tuple[int, int] | None:
+    """Return segment and step of the commit whose hand-off an interrupted step goes on from.
+
+    By the versions of the live slots and, in deferred mode, of the gradients whose records verify,
+    by segment; None where no step was being committed. Commits go from the last segment down: what
+    lies below a hole is of an earlier attempt at the step.
+    """
+    newest = max(versions.values(), default=0)
+    step, commits = (newest, versions) if gradients is None else (newest + 1, gradients)
+    done = {k for k, version in commits.items() if version == step}
+    missing = max(versions.keys() - done, default=0)
+    above = [k for k in done if k > missing]
+    return (min(above), step) if missing and above else None
 
 
 def decide(found: Found) -> Decision:

@@ -316,6 +316,38 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     return {"calls": calls, "kills": kills, "wrong": wrong[:5], "wrong_count": len(wrong)}
 
 
+def power_loss(plan: dict[str, Any]) -> dict[str, Any]:
+    """Kill runs, take away some of what they had not flushed, and resume them.
+
+    `plan`: folder, tree, pool, positions. Chunks of values and of buffers, and the journal, which
+    are never flushed, lose a part, their content, or nothing. Returns the kills, how many of them
+    made forwards again that one segment's do not account for, and what differed.
+    """
+    runs, expected, calls = _prepare(plan)
+    rng = random.Random(plan.get("seed", 0))
+    wrong, kills, more = [], 0, 0
+    for number in range(plan["positions"]):
+        runs.reset()
+        status, _, error = runs.child(calls * (2 * number + 1) // (2 * plan["positions"]))
+        if status != signal.SIGKILL:
+            continue  # threads finished in another order
+        kills += 1
+        spill = runs.run_dir / "spill"
+        journal = spill / "journal"
+        for file in (*spill.glob("values/*/c/*/*"), *spill.glob("buffers/*/*/c/*"), journal):
+            if file.exists() and rng.random() < 0.5:  # a run at its end deletes them
+                content = bytearray(file.read_bytes())
+                half = len(content) // 2 if rng.random() < 0.5 else 0
+                content[half:] = bytes(len(content) - half)
+                file.write_bytes(content)
+        status, _, error = runs.child()
+        difference = error if status else _difference(runs, expected)
+        if difference:
+            wrong.append([number, difference])
+        more += runs.too_much_again() is not None
+    return {"kills": kills, "more": more, "wrong": wrong[:5]}
+
+
 def serve(actions: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
     """Answer each line of the standard input, a plan, with a line, its report."""
     torch.set_num_threads(1)
@@ -329,4 +361,4 @@ def serve(actions: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> 
 
 
 if __name__ == "__main__":
-    serve({"chain": chain, "sweep": sweep})
+    serve({"chain": chain, "power loss": power_loss, "sweep": sweep})
