@@ -68,7 +68,7 @@ def test_no_mode_has_a_moment_at_which_power_must_not_fail(mode: str) -> None:
 def test_the_replay_finds_a_flush_that_is_left_out(sabotage: str) -> None:
     """Each flush that the protocol asks for is missed when it is not there."""
     (report,) = replay(
-        *("--modes", "fused", "--sabotage", sabotage, "--stride", "3", "--width", "4"),
+        *("--modes", "fused", "--sabotage", sabotage, "--stride", "5", "--width", "4"),
         *("--resume", "0", "--again", "0"),
     )
     assert report["violation_count"] > 0

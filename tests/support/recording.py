@@ -23,6 +23,7 @@ from typing import Any
 __all__ = ["Event", "Recorder"]
 
 _FICLONE = 0x40049409
+_KEEP_SIZE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,12 @@ class Recorder:
         self._flushed("syncfs", descriptor, real)
         return 0
 
+    def fallocate(self, real: Callable[..., int], descriptor: Any, *arguments: Any) -> int:
+        """Stand in for the C library's fallocate, of room behind the end: nothing can be read."""
+        assert arguments[0].value == _KEEP_SIZE, "another use of fallocate would be lost"
+        with self._changing("allocate", descriptor.value):
+            return real(descriptor, *arguments)
+
     def _flushed(self, kind: str, descriptor: Any, real: Callable[[Any], Any]) -> None:
         with self._lock:
             place = self._place_of(descriptor)
@@ -383,6 +390,8 @@ class _Library:
         function = getattr(self._library, name)
         if name == "syncfs":
             return lambda descriptor: self._recorder.syncfs(descriptor, function)
+        if name == "fallocate":
+            return lambda *arguments: self._recorder.fallocate(function, *arguments)
         return function
 
 

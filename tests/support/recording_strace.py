@@ -37,10 +37,13 @@ _KINDS = {
 TRACED = ",".join([*_KINDS, "mmap", "chdir", "io_uring_setup", "io_submit", "ioctl"])
 """What strace has to trace."""
 
+_OF_A_DESCRIPTOR = {
+    *("write", "pwrite64", "pwritev", "pwritev2", "writev", "sendfile", "ftruncate", "fallocate"),
+    *("fsync", "fdatasync", "syncfs", "ioctl"),
+}
 _CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)(.*)$")
 _RESUMED = re.compile(r"^(\d+) +<\.\.\. (\w+) resumed>(.*)$")
 _UNFINISHED = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$")
-_PLACE = re.compile(r'(?:AT_FDCWD|\d+)<([^>]*)>, "([^"]*)"')
 _DESCRIPTOR = re.compile(r"^\d+<([^>]*)>")
 _NAME = re.compile(r'"([^"]*)"')
 
@@ -48,22 +51,27 @@ _NAME = re.compile(r'"([^"]*)"')
 def calls_of(lines: Iterable[str], roots: list[str]) -> Counter[tuple[str, str]]:
     """Return the successful calls that change or flush something below the roots."""
     tally: Counter[tuple[str, str]] = Counter()
+    links: dict[str, str] = {}
     for line in _whole(lines):
         match = _CALL.match(line)
         if match is None or int(match[3]) < 0:
             continue
         name, arguments = match[1], match[2]
-        place = _place(name, arguments, match[4])
-        if place is None or not any(f"{place}/".startswith(f"{root}/") for root in roots):
-            continue
-        kind = _KINDS.get(name)
+        kind = _KINDS.get(name, name)
         if kind == "open" and not re.search(r"O_CREAT|O_TRUNC", arguments):
             continue
         if name == "mmap" and not ("MAP_SHARED" in arguments and "PROT_WRITE" in arguments):
             continue
+        if name == "ioctl" and "FICLONE" not in arguments:
+            continue
         if name == "unlinkat" and "AT_REMOVEDIR" in arguments:
             kind = "rmdir"
-        tally[kind or name, place] += 1
+        place = _physical(_place(name, arguments, match[4]), links)
+        if kind == "symlink":
+            links[place] = _NAME.findall(arguments)[0]
+        made = kind == "mkdir" and place in roots  # the disks themselves, before the recorder
+        if not made and any(f"{place}/".startswith(f"{root}/") for root in roots):
+            tally[kind, place] += 1
     return tally
 
 
@@ -80,31 +88,29 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _place(name: str, arguments: str, result: str) -> str | None:
-    """Return the physical path that a call is about; the first of two."""
-    if name in ("open", "openat", "creat"):
+def _place(name: str, arguments: str, result: str) -> str:
+    """Return the path that a call is about, the first of two; nothing where it has none."""
+    if name in _OF_A_DESCRIPTOR:
+        found = _DESCRIPTOR.match(arguments)
+    elif name in ("open", "openat", "creat"):
         found = re.match(r"^<([^>]*)>", result)
-        return found[1] if found is not None else None
-    if name == "mmap":
+    elif name in ("mmap", "copy_file_range"):
         found = re.search(r", \d+<([^>]*)>, ", arguments)
-        return found[1] if found is not None else None
-    if name in ("symlink", "symlinkat"):
-        path = _NAME.findall(arguments)[-1]
-        at = re.search(r", (?:AT_FDCWD|\d+)<([^>]*)>, ", arguments)
-        return _physical(os.path.join(at[1] if at is not None else "/", path))
-    if (match := _PLACE.search(arguments)) is not None:
-        return _physical(os.path.join(match[1], match[2]))
-    if (match := _DESCRIPTOR.match(arguments)) is not None:
-        return match[1].removesuffix(" (deleted)")
-    if (match := _NAME.search(arguments)) is not None:
-        return _physical(match[1])
-    return None
+    else:
+        names = _NAME.findall(arguments)
+        at = re.search(r"(?:AT_FDCWD|\d+)<([^>]*)>, ", arguments)
+        path = names[-1 if "symlink" in name else 0]
+        return os.path.join(at[1] if at is not None else "/", path)
+    return found[1].removesuffix(" (deleted)") if found is not None else ""
 
 
-def _physical(path: str) -> str:
-    """Resolve a path's directory as far as it is still there, through the links of a store."""
+def _physical(path: str, links: dict[str, str]) -> str:
+    """Resolve a path's directory through the links that the process has made."""
     folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)
+    for link, target in links.items():
+        if target.startswith("/") and f"{folder}/".startswith(f"{link}/"):
+            folder = target + folder[len(link) :]
+    return os.path.join(folder, name)
 
 
 def main() -> None:
