@@ -19,7 +19,7 @@ from swaptrain.execute.resume import find_position
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.lock import RunLock
 from swaptrain.store.record import decode_record, read_record
-from swaptrain.store.recovery import Decision
+from swaptrain.store.recovery import Action, Decision
 from swaptrain.store.root import read_root, segments_directory
 from swaptrain.store.slot import Slot
 from swaptrain.store.slots import Slots
@@ -45,7 +45,8 @@ class Promises:
         """Promise nothing: a run was started over."""
         self.created = self.data = False
         self.versions: dict[int, int] = {}
-        self.kept: dict[int, int] = {}
+        self.kept: dict[tuple[str, int], int] = {}
+        """By folder in the spill and segment: gradients and sums beside the slots."""
         self._line = self.tree = self.snapshot = 0
 
     def take(self, mark: tuple[Any, ...]) -> None:
@@ -61,8 +62,8 @@ class Promises:
                 self.tree = step
             case ("committed", segment, version):
                 self.versions[segment] = version
-            case ("kept", segment, version):
-                self.kept[segment] = version
+            case ("kept" | "sums" as folder, segment, version):
+                self.kept[folder, segment] = version
             case ("snapshot", step):
                 self.snapshot = step
             case ("fresh",):
@@ -107,7 +108,7 @@ class Known:
 
 
 def _identity(path: str, record: dict[str, Any]) -> tuple[Any, ...]:
-    kind = next((part for part in ("kept", "frozen") if f"/{part}/" in path), "state")
+    kind = next((part for part in ("kept", "sums", "frozen") if f"/{part}/" in path), "state")
     return kind, record["segment"], record["version"], record.get("micro_batches")
 
 
@@ -125,7 +126,7 @@ class Found:
     root_step: int = 0
     decision: Decision | None = None
     versions: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
+    kept: dict[tuple[str, int], int] = field(default_factory=dict)
     lines: list[list[Any]] = field(default_factory=list)
     """Of metrics.jsonl, behind the cut."""
     completes: bool = False
@@ -206,7 +207,8 @@ def _look(job: Job, known: Known, found: Found) -> None:
         found.versions[k] = int(record["version"])
         if not known.same(slot.record_path, record):
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
-        _look_at_kept(home.kept_record(k), known, found)
+        for path in {home.kept_record(k, settled=settled) for settled in (True, False)}:
+            _look_at_kept(path, known, found)
     for (path, row), checksums in home.unverified.items():
         _verify(path if row is None else path / "c" / str(row), checksums, row, found)
     _look_at_metrics(run_dir, position.decision.done, found)
@@ -224,7 +226,7 @@ def _look_at_kept(path: Path, known: Known, found: Found) -> None:
         record = read_record(path)
     except DamagedStoreError:
         return
-    found.kept[record["segment"]] = int(record["version"])
+    found.kept[path.parents[1].name, record["segment"]] = int(record["version"])
     if not known.same(path, record):
         found.wrong.append(f"{path} has other content")
 
@@ -275,24 +277,31 @@ def _verify(path: Path, checksums: Sequence[int], row: int | None, found: Found)
             found.wrong.append(f"{chunk} does not verify")
 
 
-def judge(found: Found, promised: Promises, known: Known) -> list[str]:
-    """Return what is wrong with a state that the disk shows after these promises."""
+def judge(found: Found, promised: Promises, known: Known, *, deferred: bool) -> list[str]:
+    """Return what is wrong with a state that the disk shows after these promises.
+
+    `deferred`: gradients are committed one by one, and updates a step later.
+    """
     wrong = list(found.wrong)
     if promised.data and not found.data:
         wrong.append("tokens that were complete are gone")
     if promised.created and not found.root:
         wrong.append("a store that was created is gone")
-    if found.decision is None or wrong:
+    decision = found.decision
+    if decision is None or wrong:
         return wrong
     for k, version in promised.versions.items():
         if found.versions.get(k, -1) < version:
             wrong.append(f"segment {k} was committed as {version}, is {found.versions.get(k)}")
-    for k, version in promised.kept.items():
-        if max(found.versions.get(k, -1), found.kept.get(k, -1)) < version:
+    for (folder, k), version in promised.kept.items():
+        if max(found.versions.get(k, -1), found.kept.get((folder, k), -1)) < version:
             wrong.append(f"the gradient of segment {k} was kept as {version}, is lost")
+        goes_on = decision.action is Action.CONTINUE and decision.segment < k
+        if folder == "kept" and deferred and version == decision.step and not goes_on:
+            wrong.append(f"the backward of segment {k} in step {version} is to be done again")
     if found.root_step < promised.tree:
         wrong.append(f"step {promised.tree} was committed, the root says {found.root_step}")
-    done, lines = found.decision.done, found.lines
+    done, lines = decision.done, found.lines
     if lines != known.lines[: len(lines)]:
         wrong.append(f"the lines of metrics are {lines}")
     if not done - 1 <= len(lines) <= done or (len(lines) < done and not found.completes):

@@ -65,6 +65,8 @@ class Bench:
     def __init__(self, job: Job, known: Known, end: End, *, seed: int = 0) -> None:
         self.job, self._known, self._end = job, known, end
         self._rng = random.Random(seed)
+        builder = job.prepared.plan.builder
+        self._deferred = builder.deferred and job.config.store.commit_every == 1
         self._looked: dict[int, Found] = {}
 
     def promises(self) -> Promises:
@@ -108,7 +110,7 @@ class Bench:
                     continue
                 distinct.add(key)
                 found = self._look(key, state, shelf, report)
-                for text in judge(found, promised, self._known):
+                for text in judge(found, promised, self._known, deferred=self._deferred):
                     report.wrong(f"moment {moment} ({event.kind} {event.path[-60:]}): {text}")
                 if keep and not found.wrong:
                     seen[found.position] += 1

@@ -222,7 +222,7 @@ def _mark(recorder: Recorder) -> None:
     def written(self: Any, path: Path, size: int, record: Any, *rest: Any, **how: Any) -> Any:
         made: list[dict[str, Any]] = []
         future = write(self, path, size, kept(made, record), *rest, **how)
-        future.add_done_callback(done("kept", made))
+        future.add_done_callback(done(path.parents[1].name, made))
         return future
 
     Committer.commit, Committer.write = committed, written  # type: ignore[method-assign]
