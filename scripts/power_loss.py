@@ -3,7 +3,8 @@
 Each mode is trained once while everything that it does to its disks is recorded. Then, for every
 prefix of that recording, states are made in which the unflushed changes are there, missing, torn or
 out of order; each distinct one is opened and judged, a sample is trained to its end, and another
-sample's recovery is recorded and cut in its turn. Prints a table, and what is wrong; exit 1 then.
+sample's recovery is recorded and cut in its turn. So is that of a run that was killed, with what it
+had not flushed still in the hands of the kernel. Prints a table, and what is wrong; exit 1 then.
 
     python scripts/power_loss.py
     python scripts/power_loss.py --modes fused,trees --width 8 --stride 3
@@ -38,7 +39,7 @@ GPT: dict[str, Any] = {
         "kwargs": {"layers": 1, "dropout": 0.1},
     },
     "data": {"python": "tests.support.datasets:tokens", "micro_batches": 2},
-    "memory": {"segment": "32KiB"},
+    "memory": {"segment": "64KiB"},
     "train": {"steps": 2},
 }
 CNN: dict[str, Any] = {
@@ -158,12 +159,19 @@ def cut(mode: str, folder: Path, arguments: argparse.Namespace) -> Report:
     bench = Bench(job, known, end, seed=arguments.seed)
     events = [event for part in [*begun, recording] for event in part.events]
     width, stride = arguments.width, arguments.stride
-    report, crashes = bench.replay(
-        disk, events, bench.promises(), width=width, stride=stride, keep=arguments.resume
+    report, crashes, kills = bench.replay(
+        disk,
+        events,
+        bench.promises(),
+        width=width,
+        stride=stride,
+        keep=arguments.resume,
+        kills=arguments.again,
     )
     report.add(bench.resume(crashes, disk))
     again = random.Random(arguments.seed).sample(crashes, min(arguments.again, len(crashes)))
     report.add(bench.again(again, disk, width=width // 2, stride=stride))
+    report.add(bench.after_kills(kills, width=width // 2, stride=stride))
     return report
 
 

@@ -44,6 +44,9 @@ class Blobs:
     def __getitem__(self, digest: str) -> bytes:
         return self._contents[digest]
 
+    def __deepcopy__(self, _: object) -> Blobs:
+        return self  # what is in it never changes
+
 
 @dataclass(eq=False)
 class Node:
@@ -227,6 +230,10 @@ class Disk:
                 change.node.content = _changed(change.node.content, [(change, "all")])
                 change.node.changes += 1
             del self.pending[change.number]
+
+    def everything(self) -> State:
+        """Return what the running system sees, and a process that is killed leaves."""
+        return self.state(dict.fromkeys(self.pending, "all"))
 
     # What the disk may show
 

@@ -14,7 +14,7 @@ from tests.support.recording_disk import Disk, State
 from tests.support.recording_runs import End, Job
 from tests.support.recording_states import Shelf, choices
 
-__all__ = ["Bench", "Crash", "Report"]
+__all__ = ["Bench", "Crash", "Kill", "Report"]
 
 _SHOWN = 12
 
@@ -26,6 +26,15 @@ class Crash:
     moment: int
     state: State
     position: str
+    promised: Promises
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A moment at which the process dies and the power stays on: nothing is lost yet."""
+
+    moment: int
+    disk: Disk
     promised: Promises
 
 
@@ -82,12 +91,15 @@ class Bench:
         width: int,
         stride: int = 1,
         keep: int = 0,
-    ) -> tuple[Report, list[Crash]]:
+        kills: int = 0,
+    ) -> tuple[Report, list[Crash], list[Kill]]:
         """Crash at every moment (every `stride`-th); return the counts and some of the crashes.
 
         `disk` and `promised` are where the events begin; they are changed. At most `keep` crashes
-        for each position that is found are returned, a random choice.
+        for each position that is found are returned, a random choice, and so many kills.
         """
+        killed: list[Kill] = []
+        kill_at = set(self._rng.sample(range(len(events)), min(kills, len(events))))
         report = Report()
         shelf = Shelf(self.job.disks, disk.blobs)
         crashes: dict[str, list[Crash]] = {}
@@ -99,6 +111,8 @@ class Bench:
             report.operations += event.kind not in ("mark", "begin")
             if event.kind == "mark":
                 promised.take(event.mark)
+            if moment in kill_at:
+                killed.append(Kill(moment, copy.deepcopy(disk), copy.deepcopy(promised)))
             if event.kind == "begin" or moment - before < stride:
                 continue
             newest, before = changed and stride == 1, moment
@@ -120,7 +134,7 @@ class Bench:
                         chosen.append(crash)
                     elif keep and (at := self._rng.randrange(seen[found.position])) < keep:
                         chosen[at] = crash
-        return report, [crash for chosen in crashes.values() for crash in chosen]
+        return report, [crash for chosen in crashes.values() for crash in chosen], killed
 
     def _states(self, disk: Disk, report: Report, *, newest: bool, width: int) -> Iterator[State]:
         for choice in choices(disk, self._rng, newest=newest, width=width):
@@ -162,7 +176,23 @@ class Bench:
                 report.wrong(f"recovery from moment {crash.moment}: {recording.error}")
                 continue
             promised = copy.deepcopy(crash.promised)
-            found, _ = self.replay(second, recording.events, promised, width=width, stride=stride)
+            found, *_ = self.replay(second, recording.events, promised, width=width, stride=stride)
+            found.recoveries = 1
+            report.add(found)
+        return report
+
+    def after_kills(self, kills: Sequence[Kill], *, width: int, stride: int) -> Report:
+        """Record the recovery from each kill, and cut it: what was not flushed then is not yet."""
+        report = Report()
+        for kill in kills:
+            Shelf(self.job.disks, kill.disk.blobs).show(kill.disk.everything())
+            recording = self.job.record()
+            if recording.error:
+                report.wrong(f"recovery from a kill at moment {kill.moment}: {recording.error}")
+                continue
+            found, *_ = self.replay(
+                kill.disk, recording.events, kill.promised, width=width, stride=stride
+            )
             found.recoveries = 1
             report.add(found)
         return report
