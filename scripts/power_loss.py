@@ -159,15 +159,18 @@ def cut(mode: str, folder: Path, arguments: argparse.Namespace) -> Report:
     bench = Bench(job, known, end, seed=arguments.seed)
     events = [event for part in [*begun, recording] for event in part.events]
     width, stride = arguments.width, arguments.stride
+    promised = bench.promises()
     report, crashes, kills = bench.replay(
         disk,
         events,
-        bench.promises(),
+        promised,
         width=width,
         stride=stride,
         keep=arguments.resume,
         kills=arguments.again,
     )
+    if not (promised.created and promised.data and promised.line == steps):
+        raise RuntimeError("the recording does not say when what was done: nothing is proven")
     report.add(bench.resume(crashes, disk))
     again = random.Random(arguments.seed).sample(crashes, min(arguments.again, len(crashes)))
     report.add(bench.again(again, disk, width=width // 2, stride=stride))

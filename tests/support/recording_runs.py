@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import swaptrain.execute.open_run as opening
 import swaptrain.execute.train as training
 from swaptrain.config import Config
+from swaptrain.data import open_data
 from swaptrain.execute import prepare
+from swaptrain.execute.finished import start_over
+from swaptrain.execute.go_back import go_back
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.trees import Trees
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store import files
 from swaptrain.store.commit import Committer
 from swaptrain.store.direct import DirectIO
+from swaptrain.store.root import create_root
+from swaptrain.store.slots import Slots
 from swaptrain.store.snapshots import Snapshots
 from tests.support.killing import final_state, metrics_key
 from tests.support.recording import Event, Recorder
@@ -166,36 +171,44 @@ def _in_child(action: Callable[[], Any]) -> Any:
     return pickle.loads(content)
 
 
+def _everywhere(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Replace a function in all modules that have imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("swaptrain.") and getattr(module, function.__name__, None) is function:
+            setattr(module, function.__name__, other)
+
+
 def _mark(recorder: Recorder) -> None:
     """Write down when something counts as done: from then on no power failure may take it back."""
 
-    def after(target: Any, name: str, what: Callable[..., tuple[Any, ...]]) -> None:
-        original = getattr(target, name)
-
-        def marked(*args: Any, **kwargs: Any) -> Any:
+    def marked(original: Callable[..., Any], what: Callable[..., tuple[Any, ...]]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             recorder.mark(*what(*args, **kwargs))
             return result
 
-        setattr(target, name, marked)
+        return call
 
-    after(MetricsFile, "append", lambda _, row: ("line", row.step))
-    after(Trees, "switch", lambda _, step: ("tree", step))
-    after(opening, "open_data", lambda *_, **__: ("data",))
-    after(opening, "create_root", lambda *_, tree=None: ("created",) if tree is None else ("-",))
-    after(opening.Slots, "switch_tree", lambda _: ("created",))
-    after(Snapshots, "make", lambda _, step: ("snapshot", step))
-    start_over, go_back = opening.start_over, opening.go_back
+    def before(original: Callable[..., Any], *what: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            recorder.mark(*what)
+            return original(*args, **kwargs)
 
-    def started_over(run_dir: Path) -> None:
-        recorder.mark("fresh")
-        start_over(run_dir)
+        return call
 
-    def gone_back(*args: Any) -> Any:
-        recorder.mark("back")
-        return go_back(*args)
-
-    opening.start_over, opening.go_back = started_over, gone_back
+    for target, name, what in (
+        (MetricsFile, "append", lambda _, row: ("line", row.step)),
+        (Trees, "switch", lambda _, step: ("tree", step)),
+        (Slots, "switch_tree", lambda _: ("created",)),
+        (Snapshots, "make", lambda _, step: ("snapshot", step)),
+    ):
+        setattr(target, name, marked(getattr(target, name), what))
+    _everywhere(open_data, marked(open_data, lambda *_, **__: ("data",)))
+    # The root of a tree is one of a store only once the tree is switched to.
+    created = marked(create_root, lambda *_, tree=None: ("-",) if tree else ("created",))
+    _everywhere(create_root, created)
+    _everywhere(start_over, before(start_over, "fresh"))
+    _everywhere(go_back, before(go_back, "back"))
     commit, write = Committer.commit, Committer.write
 
     def done(kind: str, made: list[dict[str, Any]]) -> Callable[[Any], None]:
