@@ -183,6 +183,8 @@ class ArrayFiles:
 def _checksum(path: Path) -> int:
     digest = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
+        # What the cache holds although its writing failed is not what the disk holds.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

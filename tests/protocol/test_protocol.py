@@ -5,7 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
+from swaptrain.program.forwards import recoverable
+from swaptrain.program.step import StepBuilder
+from tests.program.models import builders
 from tests.protocol.checker import Report, check
 from tests.protocol.needs import NEEDED_BY, without
 from tests.protocol.rules import ALL_RULES, Rule
@@ -49,6 +54,25 @@ def test_every_rule_is_needed(rule: Rule) -> None:
 def test_nothing_is_lost_in_larger_runs(scenario: Scenario) -> None:
     """The same with more segments, steps, waves and disks."""
     _assert_nothing_lost(check(scenario))
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    builders(),
+    st.integers(1, 2),
+    st.fixed_dictionaries({name: st.booleans() for name in ("alike", "spills", "flushes")}),
+    st.booleans(),
+)
+def test_nothing_is_lost_in_drawn_runs(
+    steps: StepBuilder, spares: int, options: dict[str, bool], values: bool
+) -> None:
+    """Any cut: long skips, tied and frozen parameters, segments without state, waves."""
+    values = values and len(recoverable(steps.step())) <= 4  # each may or may not be there
+    scenario = Scenario("drawn", steps, 1, spares=spares, values=values, **options)
+    assume(scenario.stored and len(steps.model.segments) <= 4 and steps.micro_batches <= 3)
+    report = check(scenario, limit=2000)
+    assert not report.lost, dict(report.lost)
 
 
 def test_every_rule_is_tried() -> None:
