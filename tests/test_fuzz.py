@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,17 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, Phase, assume, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swaptrain.cli import main
 from swaptrain.errors import SwaptrainError
 from swaptrain.observe.inspect import inspect_run
 from swaptrain.store import files
 from swaptrain.store.contained import check_contained
 from swaptrain.store.export import export_weights
-from tests.support.mutations import metadata_files, mutate_bytes, rewrite
-from tests.support.stores import STATES, Job, small_run
+from tests.support.mutations import metadata_files, mutate_bytes, mutate_tree, rewrite
+from tests.support.stores import MLP, STATES, Job, small_run
 
 EXAMPLES = int(os.environ.get("SWAPTRAIN_FUZZ_EXAMPLES", "0"))
 """How many examples the slow tests run; 0: 1000."""
@@ -112,6 +114,52 @@ def spoil_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) ->
     for _ in range(data.draw(st.integers(1, 3))):
         rewrite(path, data.draw)
     open_by_all(job, run)
+
+
+CONFIG: dict[str, Any] = {
+    **MLP,
+    "data": {"python": "tests.support.datasets:vectors", "micro_batch": 2, "micro_batches": 3},
+    "optimizer": {
+        "name": "adamw", "lr": 0.01, "weight_decay": 0.1, "betas": [0.9, 0.95], "clip_norm": None,
+        "schedule": {"name": "cosine", "warmup_steps": 2},
+    },
+    "eval": {"python": "tests.support.datasets:vectors", "every": 2, "batches": 2},
+    "train": {"steps": 5, "seed": 3, "threads": 1, "wave": None},
+    "store": {"paths": None, "chunk": "64KiB", "commit_every": 1, "keep": {"every": 2, "last": 1}},
+    "device": "cpu",
+}  # fmt: skip
+
+
+def spoil_config(tmp_path: Path, data: st.DataObject) -> None:
+    """Plan by a config in which a value or two are others; nothing may be written by that."""
+    tree = {**CONFIG, "run": {"dir": str(tmp_path / "run")}}
+    for _ in range(data.draw(st.integers(1, 2))):
+        tree = mutate_tree(tree, data.draw)
+    train = tree.get("train") if isinstance(tree, dict) else None
+    threads = train.get("threads") if isinstance(train, dict) else 1
+    assume(threads in (1, None))  # thousands of threads are somebody's wish, and take long
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(tree), encoding="utf-8", errors="surrogatepass")
+    code = main(["plan", "--config", str(path)])
+    event(f"plan: exit {code}")
+    assert code in (0, 2)
+    assert [found.name for found in tmp_path.iterdir()] == ["job.yaml"]
+
+
+@settings(SOME, max_examples=8)
+@given(data=st.data())
+def test_spoilt_configs(tmp_path: Path, data: st.DataObject) -> None:
+    """A config with other values is refused or planned, and never the cause of a traceback."""
+    spoil_config(tmp_path, data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@MANY
+@given(data=st.data())
+def test_many_spoilt_configs(tmp_path: Path, data: st.DataObject) -> None:
+    """The same a thousand times, and otherwise each time."""
+    spoil_config(tmp_path, data)
 
 
 @SOME
