@@ -22,7 +22,7 @@ from swaptrain.data.token_files import open_token_file
 from swaptrain.errors import ConfigError
 from swaptrain.execute.train import train
 from swaptrain.store.slot_disks import run_token
-from tests.support.runs import config_of
+from tests.support.runs import config_of, rows
 from tests.support.stores import MLP, Job, small_run
 
 
@@ -175,6 +175,7 @@ def test_a_slot_of_another_run_is_refused(
     moved = victim.parent.with_name(run_token(run))
     victim.parent.rename(moved)
     assert main([*train, f"store.paths=[{tmp_path / 'disk'}]"]) == 0
+    assert "finished" in capsys.readouterr().out
     assert Path(os.readlink(slot)) == moved / slot.name
     moved.rename(victim.parent)
     slot.unlink()
@@ -402,3 +403,22 @@ def test_nothing_executes_what_it_reads(path: Path) -> None:
         assert "trust_remote_code" not in keywords, name
         if called in {"np.load", "numpy.load"}:
             assert keywords.get("allow_pickle") == "False", f"{name}:{node.lineno}"
+
+
+def test_a_finished_run_on_other_disks_can_be_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folders there are renamed as the message says; then it goes on from where it was."""
+    disks = [str(tmp_path / "x"), str(tmp_path / "y")]
+    config = config_of(tmp_path / "old" / "run", {**MLP, "store": {"paths": disks}})
+    train(config)
+    moved = tmp_path / "new"
+    (tmp_path / "old" / "run").rename(moved)
+    command = ["--config", str(tmp_path / "old" / "run.yaml"), f"run.dir={moved}", "train.steps=3"]
+    assert main(command) == 2
+    assert run_token(moved) in capsys.readouterr().err
+    for pool in tmp_path.glob("[xy]/swaptrain-slots/*/"):
+        pool.rename(pool.with_name(run_token(moved)))
+    assert main(command) == 0
+    assert [row["step"] for row in rows(moved)] == [1, 2, 3]
+    assert main(["verify", str(moved)]) == 0

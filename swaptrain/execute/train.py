@@ -23,6 +23,7 @@ from swaptrain.store.contained import check_contained
 from swaptrain.store.lock import RunLock
 from swaptrain.store.request import ExportDoor
 from swaptrain.store.root import RootRecord, lost_root, read_root
+from swaptrain.store.slot_disks import SlotDisks
 from swaptrain.store.snapshots import list_snapshots
 
 __all__ = ["train"]
@@ -95,6 +96,8 @@ def _train(
             ExportDoor(run_dir, progress.note).let_in(None, lambda: None)
             if not fresh and recorded_config(run_dir) != recorded:
                 raise RunError(f"another process has just changed {run_dir}: run the command again")
+            if not fresh:
+                SlotDisks(run_dir, config.store.paths or ()).mend_links()
             root = None if fresh else read_root(run_dir)
             if root is None and not fresh and (lost := lost_root(run_dir)) is not None:
                 raise lost

@@ -39,10 +39,10 @@ class SlotDisks:
             flush_file_system(disk)
 
     def mend_links(self) -> None:
-        """Point links to what was moved; to be done before `delete_unlinked`."""
-        links = (path for path in (self.run_dir / "slots").iterdir() if path.is_symlink())
-        for link in sorted(links):
-            self._check_link(link)
+        """Point links to what was moved; to be done before any slot is read or deleted."""
+        for link in sorted((self.run_dir / "slots").glob("*")):
+            if link.is_symlink():
+                self._check_link(link)
 
     def place(self, path: Path) -> None:
         """Make sure that `path` exists: a directory, or a link to one on the next disk in turn."""
