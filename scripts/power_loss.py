@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -103,6 +104,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print a report per line, no table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nothing may stay in the RAM disk
     memory = Path("/dev/shm")
     base = str(memory) if memory.is_dir() else None
     total = Report()

@@ -78,7 +78,8 @@ def _train(
 ) -> None:
     run_dir = config.run.dir
     check_contained(run_dir)
-    fresh = fresh or (run_dir / STARTING_OVER).exists()
+    cut_short = (run_dir / STARTING_OVER).exists()
+    fresh = fresh or cut_short
     recorded = None if fresh else recorded_config(run_dir)
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=accept_change)
@@ -92,6 +93,10 @@ def _train(
         # Before the model's capture, so that of two processes the second one is refused at once.
         lock = held.enter_context(RunLock(run_dir, note=progress.note))
         try:
+            if cut_short:
+                progress.note(
+                    f"{run_dir} was being started over when that was cut short: it goes on"
+                )
             # An export of the run as it was is let read to its end.
             ExportDoor(run_dir, progress.note).let_in(None, lambda: None)
             if not fresh and recorded_config(run_dir) != recorded:
