@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -129,3 +131,46 @@ def test_the_plot_is_written(io_vs_compute: ModuleType, tmp_path: Path) -> None:
     point = io_vs_compute.Point(2**28, 4, 2.0, 1.0, 0.2, 0.5, 2e9, 1e9, 2.5e9, 1.0, 1.2)
     io_vs_compute.plot([point, point], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_store_is_compared_with_other_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every way that is installed moves the bytes; nothing is left behind."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    bench = importlib.import_module("bench_store")
+    assert bench.main([str(tmp_path), "--size", "2MiB", "--chunk", "1MiB", "--rounds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "swaptrain, direct I/O" in shown
+    assert "zarr-python" in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_peers_do_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory-mapped PyTorch and PyTorch in memory train with equal losses, step by step."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "peers"))
+    job = importlib.import_module("job")
+    monkeypatch.setitem(job.SHAPES, "4m", (32, 1, 64, 2))
+    monkeypatch.setattr(job, "VOCABULARY", 1000)
+    job.write_job(tmp_path / "job", "4m", sequences=4)
+    losses = {}
+    for peer in ("mapped", "in_memory"):
+        command = [sys.executable, str(ROOT / "scripts" / "peers" / f"{peer}.py")]
+        command += [f"--job={tmp_path / 'job'}", f"--work={tmp_path / peer}", "--steps=2"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows = [line.removeprefix("STEP ") for line in done.stdout.splitlines()]
+        losses[peer] = [json.loads(row)["loss"] for row in rows]
+    assert len(losses["mapped"]) == 2
+    assert losses["mapped"] == losses["in_memory"]
+    assert not (tmp_path / "mapped").exists()
+
+
+def test_a_process_over_its_memory_limit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit that the comparisons set is one of the kernel's."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    limits = importlib.import_module("memory_limit")
+    if not limits.can_limit():
+        pytest.skip("no cgroup with a memory limit can be made here")
+    wants = [sys.executable, "-c", "bytearray(b'x') * (200 << 20)"]
+    assert limits.run_limited(wants, 100 << 20, {}).returncode == -9
+    assert limits.run_limited(wants, 400 << 20, {}).returncode == 0

@@ -1,0 +1,255 @@
+"""Compare swaptrain with ZeRO-Infinity, memory-mapped PyTorch and PyTorch in memory.
+
+Same model, weights, data, number of threads and allocator; one system after the other on an idle
+machine, each as a process under a hard memory limit. Prints, for each case, medians of a step after
+warm-up and how many times as long as swaptrain each system takes; the losses beside them show that
+all did the same job.
+
+    bash scripts/peers/environment.sh                     # once, for ZeRO-Infinity
+    python scripts/bench_peers.py --peer-python .venv-deepspeed/bin/python
+    python scripts/bench_peers.py --case 270m-1 270m-4 --systems swaptrain mapped
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from memory_limit import can_limit, run_limited
+from rich.console import Console
+from rich.table import Table
+
+from swaptrain.config import load_config
+from swaptrain.execute.plan import plan
+from swaptrain.units import GIB, MIB, format_size
+
+__all__ = ["CASES", "Case", "main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / "scripts" / "peers"
+SLACK_BYTES = 64 * MIB
+"""Beyond base and budget the kernel counts page tables, thread stacks and slab."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and what each system gets for it: name -> GiB of memory, None for no limit."""
+
+    shape: str
+    micro_batches: int
+    host_gib: int
+    limits_gib: dict[str, int | None]
+    commit_every: int = 1
+
+
+CASES = {
+    "270m-1": Case("270m", 1, 2, {"zero_infinity": 3, "mapped": 3, "in_memory": None}),
+    "270m-4": Case("270m", 4, 2, {"zero_infinity": 3, "mapped": 3, "in_memory": None}),
+    "270m-16": Case("270m", 16, 2, {"in_memory": None}),
+    "270m-4-fits": Case("270m", 4, 6, {"in_memory": None}, commit_every=100),
+    "1.3b-1": Case("1.3b", 1, 4, {"zero_infinity": 7, "mapped": 7}),
+    "1.3b-1-every-10": Case("1.3b", 1, 4, {}, commit_every=10),
+    "1.3b-4": Case("1.3b", 4, 4, {"zero_infinity": 7, "in_memory": None}),
+    "small": Case("4m", 2, 1, {"zero_infinity": 3, "mapped": 3, "in_memory": None}),
+}
+DEFAULT = [name for name in CASES if name != "small"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians of one system's steps, or why there are none."""
+
+    system: str
+    limit: str
+    rows: list[dict[str, Any]]
+    failure: str = ""
+
+    def median(self, key: str) -> float:
+        """Return the median of a column."""
+        return float(statistics.median(row[key] for row in self.rows))
+
+
+def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
+    """Run one system on one case."""
+    if system == "swaptrain":
+        return measure_swaptrain(case, options, job, work)
+    gib = case.limits_gib[system]
+    python = options.peer_python if system == "zero_infinity" else Path(sys.executable)
+    command = [str(python), str(PEERS / f"{system}.py"), f"--job={job}", f"--work={work / system}"]
+    command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
+    command += [f"--steps={options.warmup + options.steps}"]
+    if options.clip_norm is not None:
+        command.append(f"--clip-norm={options.clip_norm}")
+    limit = None if gib is None or not options.limit else gib * GIB
+    done = run_limited(command, limit, options.environment)
+    rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("STEP ")]
+    return result(system, limit, rows, done.returncode, done.stderr, options)
+
+
+def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: Path) -> Result:
+    """Run swaptrain under base + budget + 64 MiB."""
+    run_dir = work / "swaptrain"
+    config = work / "swaptrain.yaml"
+    tree: dict[str, Any] = {
+        "model": {"hf": str(job), "dtype": "bfloat16"},
+        "data": {
+            "tokens": [str(job / "tokens.npy")],
+            "sequence_length": 512,
+            "micro_batch": 1,
+            "micro_batches": case.micro_batches,
+            "shuffle": False,
+        },
+        "optimizer": {
+            "name": "adamw",
+            "lr": 1e-4,
+            "betas": [0.9, 0.95],
+            "weight_decay": 0.1,
+            "clip_norm": options.clip_norm,
+        },
+        "train": {"steps": options.warmup + options.steps, "threads": options.threads},
+        "device": "cpu",
+        "memory": {"host": f"{case.host_gib}GiB"},
+        "store": {"commit_every": case.commit_every},
+        "run": {"dir": str(run_dir)},
+    }
+    config.write_text(yaml.safe_dump(tree))
+    limit = None
+    if options.limit:
+        limit = plan(load_config(config, ())).base_bytes + case.host_gib * GIB + SLACK_BYTES
+    command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
+    try:
+        done = run_limited(command, limit, options.environment)
+        metrics = run_dir / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
+    return result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+
+
+def result(
+    system: str,
+    limit: int | None,
+    rows: list[dict[str, Any]],
+    code: int,
+    errors: str,
+    options: argparse.Namespace,
+) -> Result:
+    """Return the measured steps, or what went wrong."""
+    shown = "none" if limit is None else format_size(limit)
+    failure = ""
+    if code:
+        last = (errors.strip().splitlines() or [""])[-1]
+        failure = "killed: out of memory" if code in (-9, 137) else f"exit {code}: {last}"
+    elif len(rows) <= options.warmup:
+        failure = "ended before its first measured step"
+    return Result(system, shown, rows[options.warmup :], failure)
+
+
+def show(name: str, case: Case, results: Sequence[Result]) -> None:
+    """Print the table of one case."""
+    table = Table(
+        title=f"{name}: {case.shape} parameters, {case.micro_batches} micro-batches of 512 tokens, "
+        f"memory.host {case.host_gib} GiB, commit_every {case.commit_every}"
+    )
+    for column in ("system", "limit", "s/step", "min to max", "x swaptrain", "read", "written"):
+        table.add_column(column, justify="left" if column == "system" else "right")
+    table.add_column("peak", justify="right")
+    table.add_column("last loss", justify="right")
+    own = next((r for r in results if r.system == "swaptrain" and not r.failure), None)
+    for r in results:
+        if r.failure:
+            table.add_row(r.system, r.limit, r.failure)
+            continue
+        seconds = [row["step_s"] for row in r.rows]
+        table.add_row(
+            r.system,
+            r.limit,
+            f"{r.median('step_s'):.2f}",
+            f"{min(seconds):.2f} to {max(seconds):.2f}",
+            f"{r.median('step_s') / own.median('step_s'):.2f}" if own else "-",
+            format_size(r.median("read_bytes")),
+            format_size(r.median("write_bytes")),
+            format_size(max(row["peak_bytes"] for row in r.rows)),
+            f"{r.rows[-1]['loss']:.4f}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; --help explains them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    systems = ["swaptrain", "zero_infinity", "mapped", "in_memory"]
+    parser.add_argument("--case", nargs="+", choices=CASES, default=DEFAULT, metavar="CASE",
+                        help=f"of {', '.join(CASES)}; default: all but small")  # fmt: skip
+    parser.add_argument("--systems", nargs="+", choices=systems, default=systems, metavar="SYSTEM",
+                        help=f"of {', '.join(systems)}; default: all")  # fmt: skip
+    parser.add_argument("--peer-python", type=Path, help="the Python that has DeepSpeed")
+    parser.add_argument("--steps", type=int, default=5, help="steps measured (default 5)")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
+    parser.add_argument("--clip-norm", type=float, help="clip by the global norm; default: not")
+    parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
+    parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
+    parser.add_argument("--out", type=Path, help="append each step of each system, as JSON lines")
+    options = parser.parse_args(argv)
+    if "zero_infinity" in options.systems and options.peer_python is None:
+        parser.error(
+            "ZeRO-Infinity needs --peer-python (bash scripts/peers/environment.sh makes one); or "
+            "leave it out with --systems"
+        )
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print case after case."""
+    options = parse(argv)
+    options.limit = can_limit()
+    if not options.limit:
+        print("no cgroup can be made here: the systems run without a hard limit", file=sys.stderr)
+    allocator = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
+    options.environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+    if allocator is None:
+        print("tcmalloc is not installed: all systems use glibc's allocator", file=sys.stderr)
+    else:
+        options.environment["LD_PRELOAD"] = allocator
+    sys.path.insert(0, str(PEERS))
+    from job import write_job
+
+    options.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench_peers.", dir=options.work) as directory:
+        work = Path(directory).resolve()
+        for name in options.case:
+            case = CASES[name]
+            job = work / case.shape
+            if not job.exists():
+                for other in {c.shape for c in CASES.values()}:
+                    shutil.rmtree(work / other, ignore_errors=True)
+                write_job(job, case.shape, sequences=256)
+            results = []
+            for system in options.systems:
+                if system != "swaptrain" and system not in case.limits_gib:
+                    continue
+                print(f"{name}: {system} ...", file=sys.stderr, flush=True)
+                results.append(measure(case, system, options, job, work))
+                if options.out:
+                    with options.out.open("a") as file:
+                        for row in results[-1].rows:
+                            print(json.dumps({"case": name, "system": system, **row}), file=file)
+            show(name, case, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

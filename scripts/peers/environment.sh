@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Makes an environment with DeepSpeed and what the job needs: bash scripts/peers/environment.sh [DIRECTORY]
+# DeepSpeed compiles its disk engine at the first start, which takes minutes; it needs, on Debian:
+#   apt-get install libaio-dev ninja-build g++ libtcmalloc-minimal4
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+venv="${1:-.venv-deepspeed}"
+[[ -x "$venv/bin/pip" ]] || python3 -m venv "$venv"
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+"${pip[@]}" "torch==2.13.0" numpy "transformers>=5,<6" accelerate safetensors psutil setuptools wheel ninja py-cpuinfo
+DS_ACCELERATOR=cpu DS_BUILD_OPS=0 "${pip[@]}" "deepspeed==0.19.8" --no-build-isolation
