@@ -16,10 +16,12 @@ from torch import Tensor
 
 from swaptrain.cli import main
 from swaptrain.errors import DamagedStoreError, SwaptrainError
+from swaptrain.execute.failures import out_of_memory
 from swaptrain.observe.inspect import inspect_run
 from swaptrain.store import files
 from swaptrain.store.contained import check_contained
 from swaptrain.store.export import export_weights
+from swaptrain.store.slot import Slot
 from tests.support.mutations import metadata_files, mutate_bytes, mutate_tree, rewrite
 from tests.support.stores import MLP, STATES, Job, small_run
 
@@ -194,3 +196,18 @@ def test_many_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.Data
 def test_many_spoilt_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
     """The same a thousand times, and otherwise each time."""
     spoil_values(jobs, state, data)
+
+
+def test_a_mixture_of_steps_is_refused(jobs: Callable[[str], Job]) -> None:
+    """The command ended in a loop over the error's causes: it was its own."""
+    job = jobs("finished")
+    run = job.copy()
+    (run / "spill").mkdir()
+    slot = Slot((run / "store" / "segments" / "001").resolve())
+    slot.write_record({**slot.read_record(), "version": 4096})
+    with pytest.raises(DamagedStoreError, match="mixture"):
+        job.resume()
+    assert out_of_memory(MemoryError())
+    error = ValueError()
+    error.__cause__ = error
+    assert not out_of_memory(error)

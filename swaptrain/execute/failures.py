@@ -46,7 +46,9 @@ def named_failures(config: Config) -> Iterator[None]:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation in RAM that failed is the error, or what led to it."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:  # an error may be its own cause
+        seen.add(id(cause))
         if isinstance(cause, MemoryError):
             return True
         if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:

@@ -62,7 +62,9 @@ def find_position(
         decision, handoff = _decide(records, settled, layouts, home, root, torn)
     except DamagedStoreError as error:
         # What a file that does not verify keeps from being understood, is said by its name.
-        raise next(iter(torn.values()), error) from error
+        if torn:
+            raise next(iter(torn.values())) from error
+        raise
     source: Mapping[int, Mapping[str, Any]] = settled or {}
     if decision.action is Action.CONTINUE:
         for key, sums in handoff.items():
