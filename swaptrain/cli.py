@@ -148,9 +148,9 @@ def _export(
     """
 
     def action() -> None:
-        _check_run(run)
         if to.suffix != ".safetensors":
             raise ConfigError(f"--to {to}: the file's name must end in .safetensors")
+        _check_run(run)
         from swaptrain.store.export import export_weights
 
         chosen = dtype.value if dtype else None
