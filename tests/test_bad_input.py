@@ -81,6 +81,7 @@ CONFIGS: dict[str, tuple[list[str], list[str]]] = {
     "unknown optimizer": (["optimizer.name=adamww"], ["optimizer.name", "adamw"]),
     "argument of another": (["optimizer.momentum=0.9"], ["momentum", "AdamW"]),
     "wrong argument": (["optimizer.betas=[0.9, 1.5]"], ["optimizer", "beta"]),
+    "mapping for a list": (["optimizer.betas={a: 1}"], ["AdamW refuses", "betas={'a': 1}"]),
     "device not there": (["device=cuda:7"], ["device", "cuda:7"]),
     "device budget on the CPU": (["memory.device=1GiB"], ["memory.device"]),
     "run in RAM": (["run.dir=/dev/shm/swaptrain-test-run"], ["run.dir", "tmpfs"]),

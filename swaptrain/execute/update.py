@@ -34,6 +34,9 @@ __all__ = [
 CPU_BLOCK_ELEMENTS = 1 << 20
 ACCELERATOR_BLOCK_ELEMENTS = 1 << 24
 
+_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What an optimizer of torch raises over an argument of a kind that it does not expect."""
+
 
 class UpdateRule:
     """How one parameter is updated: torch's own optimizer, given views of the state.
@@ -73,8 +76,12 @@ class UpdateRule:
 
         try:
             optimizer = make([torch.zeros(2, 3)])
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise ConfigError(f"optimizer: torch.optim.{cls.__name__} refuses: {error}") from error
+        except _REFUSALS as error:
+            reason = repr(error) if isinstance(error, KeyError) else str(error)
+            given = ", ".join(f"{name}={value}" for name, value in chosen.items())
+            raise ConfigError(
+                f"optimizer: torch.optim.{cls.__name__} refuses: {reason} (given: {given})"
+            ) from error
         self.fused = chosen.get("fused") is True
         self.elementwise = cls.__name__ in ELEMENTWISE
         self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
