@@ -85,7 +85,10 @@ def test_no_buffer_changes_while_it_is_written(
             expected = promised.pop(address(buffer), before)
             digest = original(self, path, buffer, **options).result()
             time.sleep(0.001)
-            if {before, expected, digest} != {xxhash.xxh3_64_intdigest(buffer)}:
+            found = {before, expected, xxhash.xxh3_64_intdigest(buffer)}
+            if options.get("checksum", True):
+                found.add(digest)
+            if len(found) > 1:
                 with lock:
                     changed.append(path)
             return digest
