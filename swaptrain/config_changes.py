@@ -26,6 +26,7 @@ _FREE = (
     "store.values",
     "train.steps",
     "train.wave",
+    "train.recompute",
 )
 _ACCEPTABLE = ("optimizer.lr", "optimizer.schedule", "optimizer.weight_decay")
 

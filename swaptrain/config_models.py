@@ -180,6 +180,10 @@ class TrainConfig(Section):
     wave: Positive | None = None
     """Micro-batches that pass the segments together, at most `data.micro_batches`. null:
     all of them. Never changes the result."""
+    recompute: bool | None = None
+    """Whether the backward recomputes what its segment's forward computed (true), or the forward
+    saves it, in memory and on the disk (false, as far as there is room). null: per segment,
+    whichever makes a step shorter. Never changes the result."""
     threads: Positive | None = None
     """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
 

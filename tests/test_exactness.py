@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from swaptrain.execute import price
 from swaptrain.execute.planning import Plan, Planner
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
 
@@ -41,12 +42,16 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
 SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 VARIANTS: dict[str, dict[str, Any]] = {
     "one-segment": {},
-    "segments": {"memory": {"segment": "64KiB"}},
-    "many-segments": {"memory": {"segment": "4KiB"}},
-    "waves": {"memory": {"segment": "16KiB"}, "train": {"wave": 2}},
-    "clipped": {"memory": {"segment": "16KiB"}, "optimizer": {"clip_norm": 0.3}},
+    "segments": {"memory": {"segment": "64KiB"}, "train": {"recompute": True}},
+    "many-segments": {"memory": {"segment": "4KiB"}, "train": {"recompute": False}},
+    "waves": {"memory": {"segment": "16KiB"}, "train": {"wave": 2, "recompute": True}},
+    "clipped": {
+        "memory": {"segment": "16KiB"}, "optimizer": {"clip_norm": 0.3},
+        "train": {"recompute": False},
+    },
     "clipped-waves": {
-        "memory": {"segment": "64KiB"}, "optimizer": {"clip_norm": 0.3}, "train": {"wave": 1},
+        "memory": {"segment": "64KiB"}, "optimizer": {"clip_norm": 0.3},
+        "train": {"wave": 1, "recompute": False},
     },
     "sgd": {"memory": {"segment": "16KiB"}, "optimizer": SGD},
 }  # fmt: skip
@@ -69,24 +74,32 @@ def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_pat
     )
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.3], ids=["fused", "clipped"])
+@pytest.mark.parametrize("mode", ["fused", "clipped", "saving"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_smallest_pool_changes_no_bit(
-    name: str, clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With slabs for one instruction only, so that nearly all is spilled, the bits stay plain's."""
+    """With slabs for one instruction only, so that nearly all is spilled, the bits stay plain's.
+
+    Spilled is also what autograd saves, where that was asked for.
+    """
     model, data = MODELS[name]
     tree = {
         "model": model,
         "data": {"python": f"tests.support.datasets:{data}"},
         "memory": {"segment": "16KiB"},
-        "optimizer": {"clip_norm": clip_norm},
+        "optimizer": {"clip_norm": 0.3 if mode == "clipped" else None},
+        "train": {"recompute": mode != "saving"},
     }
     config = config_of(tmp_path / "run", tree)
+    monkeypatch.setattr(price, "_NODE_BYTES", 0)  # small tensors, as many nodes
     plan = Planner.plan
 
     def smallest(planner: Planner) -> Plan:
         found = plan(planner)
+        if mode == "saving":
+            found = replace(found, builder=replace(found.builder, saves=_all(found)))
+            found = replace(found, peaks=found.check())
         return replace(found, pool_bytes=found.peaks.instruction_bytes)
 
     monkeypatch.setattr(Planner, "plan", smallest)
@@ -96,3 +109,8 @@ def test_the_smallest_pool_changes_no_bit(
     stored = weights(run_dir)
     tensors = {**plain.buffers, **plain.parameters}
     assert_same_bits(stored, {name: tensors[name] for name in stored})
+
+
+def _all(plan: Plan) -> frozenset[int]:
+    assert plan.layouts.saved or len(plan.captured.model.segments) == 1
+    return frozenset(plan.layouts.saved)

@@ -52,6 +52,7 @@ def _largest_handoff(plan: Plan) -> list[ObjectKey]:
 def other_bytes(plan: Plan, home: StoreHome) -> int:
     """Return the bytes that a run reserves in its directory beside the slots and the data."""
     spilled = home.files.disk_bytes(waves=keeps_sums(plan.builder))
+    spilled += home.files.saved_bytes(plan.builder.saves)
     return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
 
 
@@ -150,8 +151,11 @@ class Creation:
 
     def _spill_files(self) -> None:
         handoff = _largest_handoff(self._plan)
+        builder = self._plan.builder
         self._home.files.create(
-            lambda k: _record_bytes(self._plan, k, handoff), waves=keeps_sums(self._plan.builder)
+            lambda k: _record_bytes(self._plan, k, handoff),
+            waves=keeps_sums(builder),
+            saves=builder.saves,
         )
 
     def _is_written(self, k: int, *, trees: bool) -> bool:

@@ -19,7 +19,7 @@ from swaptrain.store.root import free_bytes
 from swaptrain.units import format_size
 
 __all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
-__all__ += ["snapshot_count"]
+__all__ += ["snapshot_count", "spare_bytes"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,16 @@ def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
                 text += f"{format_size(reserved.get(device, 0))} of it are the run's already, "
             text += f"{format_size(free_bytes(group[0].path))} are free: {ways}"
             raise ConfigError(f"{text}, or set {key} to another disk" if not reserved else text)
+
+
+def spare_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
+    """Return what the disk of `run_dir` has beyond what the run needs there, less a tenth."""
+    device = existing_parent(run_dir).stat().st_dev
+    needed_bytes = sum(
+        need.total_bytes for need in needs if existing_parent(need.path).stat().st_dev == device
+    )
+    room_bytes = free_bytes(run_dir) + _reserved_bytes(run_dir).get(device, 0) - needed_bytes
+    return max(0, room_bytes * 9 // 10)
 
 
 def _reserved_bytes(run_dir: Path) -> dict[int, int]:

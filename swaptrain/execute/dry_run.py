@@ -1,79 +1,176 @@
-"""Measures the arena: what torch itself allocates while a segment computes."""
+"""Measures what each class of segments takes: torch's own memory, seconds, what autograd saves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
 from swaptrain.execute.layouts import Layouts
-from swaptrain.execute.operations import Operations
+from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain
-from swaptrain.memory.slab import Pool
+from swaptrain.memory.slab import Pool, Slab
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
-from swaptrain.program.instructions import Instruction, Kind, Operation, Program
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.step import StepBuilder
 
-__all__ = ["measure_arena"]
+__all__ = ["Measured", "dry_run"]
 
 _ROUNDS = 3
 
 
-def measure_arena(
+@dataclass
+class Measured:
+    """What was seen of one instruction of each kind and class."""
+
+    arena_bytes: int = 0
+    """What torch takes beyond slabs, at the most."""
+    seconds: dict[tuple[Operation, int, bool], float] = field(default_factory=dict)
+    """By operation, isomorphism class, and whether autograd's tensors are saved for the backward:
+    the least of several rounds."""
+
+
+class _DryRun:
+    def __init__(
+        self,
+        captured: Captured,
+        layouts: Layouts,
+        operations: Operations,
+        batch: Mapping[str, Tensor],
+    ) -> None:
+        self._captured, self._layouts, self._operations = captured, layouts, operations
+        self._batch = batch
+        self.measured = Measured()
+        self._peaks: list[int] = []
+
+    def saved_bytes(self, instruction: Instruction) -> int:
+        """Return what autograd saves in a forward."""
+        _, slabs = self._slabs(instruction.touches)
+        return self._operations.measure_saved(instruction, slabs)
+
+    def sample(self, instructions: list[Instruction]) -> None:
+        """Execute instructions on slabs of their own, which they share; note time and memory."""
+        pool, slabs = self._slabs(key for i in instructions for key in i.touches)
+        for instruction in instructions:
+            reset_peak()
+            begun = time.perf_counter()
+            self._execute(instruction, slabs)
+            self._note_seconds(instruction, time.perf_counter() - begun)
+            self._peaks.append(peak_resident_bytes() - pool.held_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest resident set seen so far, without slabs."""
+        return max(self._peaks)
+
+    def _note_seconds(self, instruction: Instruction, seconds: float) -> None:
+        isomorphism = self._captured.model.segment(instruction.segment).isomorphism
+        saves = any(key.kind is Kind.SAVED for key in instruction.touches)
+        known = self.measured.seconds
+        key = instruction.operation, isomorphism, saves
+        known[key] = min(seconds, known.get(key, seconds))
+
+    def _slabs(self, keys: Iterable[ObjectKey]) -> tuple[Pool, dict[ObjectKey, Slab]]:
+        sizes = {key: self._layouts.size_bytes(key) for key in keys}
+        pool = Pool(max(sum(sizes.values()), 4096))
+        slabs = {key: pool.take(size) for key, size in sizes.items()}
+        for key, slab in slabs.items():
+            if key.kind is Kind.VALUE and key.segment == 0:
+                load = Instruction(Operation.LOAD, 0, 0, writes=(key,))
+                self._operations.load(load, {key: slab}, self._batch)
+        return pool, slabs
+
+    def _execute(self, instruction: Instruction, slabs: Slabs) -> None:
+        operations = self._operations
+        match instruction.operation:
+            case Operation.FORWARD:
+                operations.forward(instruction, slabs, 0)
+            case Operation.UPDATE:
+                operations.norms(instruction, slabs, 0)
+                operations.update(instruction, slabs, updates_before=0, lr=0.0, coefficient=None)
+            case Operation.SETTLE:
+                operations.norms(instruction, slabs, 0)
+            case _:
+                operations.backward(instruction, slabs, 0)
+
+
+def dry_run(
     captured: Captured,
     layouts: Layouts,
     operations: Operations,
-    program: Program,
+    builder: StepBuilder,
     batch: Mapping[str, Tensor],
-) -> int:
-    """Return the bytes that torch takes beyond slabs in a forward and a backward of any class.
+    *,
+    host_bytes: int,
+) -> Measured:
+    """Run a forward, a backward and an update of each isomorphism class, on weights of zero.
 
-    Runs one forward, backward and update of each isomorphism class of `program`, in its order and
-    three times over, on weights of zero and under the allocator's rules of training, since what is
-    taken also depends on how freed blocks fit together. The resident set's high-water mark shows
-    it, kernels' own scratch included. Where the mark cannot be reset (no write access to
+    In the order of the program and several times over, under the allocator's rules of training,
+    since what is taken also depends on how freed blocks fit together. The resident set's high-water
+    mark shows it, kernels' own scratch included; where it cannot be reset (no write access to
     /proc/self/clear_refs), twice the graph's own sizes is returned.
+
+    `layouts` learns what autograd saves in the segments whose forward and backward with it fit
+    `host_bytes` beside the rest.
     """
+    run = _DryRun(captured, layouts, operations, batch)
+    updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
+    program = builder.step(pending_updates=updates if builder.deferred else ())
     samples = _samples(captured, program)
-    if not reset_peak():
-        return max(2 * captured.model.segment(i.segment).activation_bytes for i in samples)
+    marks = reset_peak()
     release()
     floor_bytes = resident_bytes()
-    taken = 0
     retain()
-    for instruction in samples * _ROUNDS:
-        taken = max(taken, _sample(operations, layouts, instruction, batch) - floor_bytes)
+    for _ in range(_ROUNDS):
+        for instruction in samples:
+            run.sample([instruction])
+    for segment, saved_bytes in _saved(run, captured, samples).items():
+        layouts.measured(segment, saved_bytes)
+    taken = run.peak_bytes - floor_bytes
+    pairs = _saving_pairs(captured, layouts, builder, host_bytes - taken)
+    for _ in range(_ROUNDS):
+        for pair in pairs:
+            run.sample(list(pair))
+    taken = run.peak_bytes - floor_bytes
     operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
     release()
-    return taken
+    if not marks:
+        taken = max(2 * captured.model.segment(i.segment).activation_bytes for i in samples)
+    return replace(run.measured, arena_bytes=taken)
 
 
-def _sample(
-    operations: Operations,
-    layouts: Layouts,
-    instruction: Instruction,
-    batch: Mapping[str, Tensor],
-) -> int:
-    """Execute one instruction on slabs of its own; return the peak resident set without them."""
-    keys = set(instruction.touches)
-    pool = Pool(max(sum(layouts.size_bytes(key) for key in keys), 4096))
-    slabs = {key: pool.take(layouts.size_bytes(key)) for key in keys}
-    for key, slab in slabs.items():
-        if key.kind is Kind.VALUE and key.segment == 0:
-            operations.load(Instruction(Operation.LOAD, 0, 0, writes=(key,)), {key: slab}, batch)
-    held_bytes = pool.held_bytes
-    reset_peak()
-    match instruction.operation:
-        case Operation.FORWARD:
-            operations.forward(instruction, slabs, 0)
-        case Operation.UPDATE:
-            operations.norms(instruction, slabs, 0)
-            operations.update(instruction, slabs, updates_before=0, lr=0.0, coefficient=None)
-        case Operation.SETTLE:
-            operations.norms(instruction, slabs, 0)
-        case _:
-            operations.backward(instruction, slabs, 0)
-    return peak_resident_bytes() - held_bytes
+def _saving_pairs(
+    captured: Captured, layouts: Layouts, builder: StepBuilder, limit_bytes: int
+) -> list[tuple[Instruction, Instruction]]:
+    """Return a forward that saves and its backward, by class; forget what takes too much."""
+    program = replace(builder, saves=frozenset(layouts.saved)).step()
+    pairs = [
+        pair for pair in _pairs(captured, program) if _slab_bytes(layouts, pair) <= limit_bytes
+    ]
+    model = captured.model
+    classes = {model.segment(forward.segment).isomorphism for forward, _ in pairs}
+    for segment in list(layouts.saved):
+        if model.segment(segment).isomorphism not in classes:
+            del layouts.saved[segment]
+    return pairs
+
+
+def _saved(run: _DryRun, captured: Captured, samples: list[Instruction]) -> dict[int, int]:
+    """Return what autograd saves in a forward, by segment; the last one's is used at once."""
+    segments = captured.model.segments
+    by_class = {
+        captured.model.segment(sample.segment).isomorphism: max(1, run.saved_bytes(sample))
+        for sample in samples
+        if sample.operation is Operation.FORWARD
+    }
+    return {s.index: by_class[s.isomorphism] for s in segments[:-1]}
+
+
+def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
+    return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
 
 
 def _samples(captured: Captured, program: Program) -> list[Instruction]:
@@ -84,3 +181,20 @@ def _samples(captured: Captured, program: Program) -> list[Instruction]:
             isomorphism = captured.model.segment(instruction.segment).isomorphism
             chosen.setdefault((isomorphism, instruction.operation), instruction)
     return list(chosen.values())
+
+
+def _pairs(captured: Captured, program: Program) -> list[tuple[Instruction, Instruction]]:
+    """Return a forward that saves, and the backward of the same segment, of each class."""
+    forwards: dict[int, Instruction] = {}
+    pairs: dict[int, tuple[Instruction, Instruction]] = {}
+    for instruction in program:
+        if any(key.kind is Kind.SAVED for key in instruction.touches):
+            isomorphism = captured.model.segment(instruction.segment).isomorphism
+            if instruction.operation is Operation.FORWARD:
+                forwards.setdefault(isomorphism, instruction)
+            elif isomorphism not in pairs:
+                forward = forwards[isomorphism]
+                where = instruction.segment, instruction.micro_batch
+                if where == (forward.segment, forward.micro_batch):
+                    pairs[isomorphism] = forward, instruction
+    return list(pairs.values())

@@ -7,15 +7,25 @@ from collections.abc import Callable
 import torch
 
 from swaptrain.config import Config
-from swaptrain.execute.machine import machine
+from swaptrain.execute.machine import Machine, machine
 from swaptrain.execute.planning import Plan
 from swaptrain.program.cost import floor_s, useful_fraction
 
-__all__ = ["step_floor"]
+__all__ = ["disk_machine", "step_floor"]
+
+
+def disk_machine(
+    config: Config, device: torch.device, note: Callable[[str], None]
+) -> Machine | None:
+    """Return the speeds of the run's disk and processor; None where there are several disks."""
+    paths = config.store.paths or (config.run.dir,)
+    if len(paths) != 1 or not paths[0].is_dir():
+        return None
+    return machine(paths[0], device, [config.model.dtype], note)
 
 
 def step_floor(
-    config: Config, plan: Plan, device: torch.device, note: Callable[[str], None]
+    plan: Plan, found: Machine | None
 ) -> Callable[[int, int, float, float], float | None]:
     """Return the floor of a step as a function of what was counted while it ran.
 
@@ -27,13 +37,9 @@ def step_floor(
     products. So the time of the program's own overhead counts as computing. None where the disk
     could not be measured, or there are several.
     """
-    paths = config.store.paths or (config.run.dir,)
-    found = None
-    if len(paths) == 1 and paths[0].is_dir():
-        found = machine(paths[0], device, [config.model.dtype], note)
     if found is None:
         return lambda *_: None
-    useful = useful_fraction(plan.captured.model)
+    useful = useful_fraction(plan.captured.model, plan.builder.saves)
 
     def floor(read_bytes: int, write_bytes: int, compute_s: float, update_s: float) -> float:
         io_s = found.disk.seconds(read_bytes, write_bytes)

@@ -107,9 +107,10 @@ class StoreHome:
             futures = files.write(self._io, slab.memory, row=row, flush=True)
             self._spill_sums[key] = futures
         else:
-            futures = files.write(self._io, slab.memory, row=row, flush=False)
+            scratch = key.kind is Kind.SAVED  # gone with the process, and large
+            futures = files.write(self._io, slab.memory, row=row, flush=False, checksum=not scratch)
         self._in_flight[files.path, row] = futures
-        if self._verify == "always":
+        if self._verify == "always" and key.kind is not Kind.SAVED:
             self.unverified[files.path, row] = futures
         self._spilled.add(key)
         self._kept.pop(key, None)
@@ -224,6 +225,8 @@ class StoreHome:
         if key.kind is Kind.GRADIENT:
             row = row_turn(self._layouts.model, key) * self._micro_batches + key.micro_batch
             return self.files.of("gradients", key.name), row
+        if key.kind is Kind.SAVED:
+            return self.files.of("saved", f"{key.segment:03d}"), key.micro_batch
         if key.kind is Kind.ACCUMULATOR:
             return self.files.of("accumulators", f"{key.segment:03d}"), None
         if key.segment in self.scratch:

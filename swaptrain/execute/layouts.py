@@ -40,6 +40,8 @@ class Layouts:
         self.state: dict[int, SegmentLayout] = {}
         self.frozen: dict[int, SegmentLayout] = {}
         self.accumulators: dict[int, ArrayLayout] = {}
+        self.saved: dict[int, ArrayLayout] = {}
+        """By segment: what autograd saves in a forward, where that was measured."""
         for segment in model.segments:
             k = segment.index
             state = segment_arrays(model, segment, compute_dtype, state_shapes)
@@ -82,6 +84,11 @@ class Layouts:
                     layouts[parameter_tensor(name)] = self._array(parameter_tensor(name), [tensor])
         return layouts
 
+    def measured(self, segment: int, saved_bytes: int) -> None:
+        """Take note of what autograd saves in a forward of the segment, in bytes."""
+        tensor = TensorSpec("saved", (saved_bytes,), (1,), "uint8")
+        self.saved[segment] = self._array("saved", [tensor])
+
     @cached_property
     def state_arrays(self) -> dict[int, Sequence[str]]:
         """By segment: the names of the arrays that its update changes."""
@@ -101,6 +108,8 @@ class Layouts:
             return self.accumulators[key.segment]
         if key.kind is Kind.GRADIENT:
             return self.gradients[key.name]
+        if key.kind is Kind.SAVED:
+            return self.saved[key.segment]
         if key.name.startswith("before."):
             return self.values[f"{key.name}.{key.segment}"]
         return self.values[key.name]

@@ -11,16 +11,17 @@ from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.execute.boundary import Boundary
 from swaptrain.execute.commits import Commits
-from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes
+from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, spare_bytes
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.finished import begun_otherwise, separate_all, start_over
-from swaptrain.execute.floor import step_floor
+from swaptrain.execute.floor import disk_machine, step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, update_rule
+from swaptrain.execute.price import choose_saves
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.training import Change, Evaluation, Training
@@ -88,7 +89,9 @@ class OpenRun:
         """
         config, plan, run_dir = self._config, self._prepared.plan, self._run_dir
         estimate = estimated_data_bytes(config) if self._root is None else 0
-        check_disk(disk_needs(config, plan, self._home, data_bytes=estimate), run_dir)
+        needs = disk_needs(config, plan, self._home, data_bytes=estimate)
+        check_disk(needs, run_dir)
+        spare = spare_bytes(needs, run_dir)
         if back_to is not None:
             assert self._root is not None, "a snapshot is one of a run that exists"
             self._progress.note(f"verifying the snapshot of step {back_to.step}")
@@ -104,7 +107,9 @@ class OpenRun:
             self._record_config()
         else:
             change = Change(before, update_rule(before), self._record_config)
-        floor = step_floor(config, plan, self._prepared.device.device, self._progress.note)
+        machine = disk_machine(config, self._prepared.device.device, self._progress.note)
+        plan = choose_saves(plan, config, machine, disk_bytes=spare)
+        self._prepared.plan = plan
         self._slots, root = open_store(
             config,
             self._prepared,
@@ -114,6 +119,7 @@ class OpenRun:
             note=self._progress.note,
             stop=self._stop,
         )
+        floor = step_floor(plan, machine)
         self.training = self._open_training(root, data, evaluation, change, floor)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -55,9 +55,19 @@ class Operations:
         self.device.begin(instruction.segment)
         self._keep_buffers(instruction, slabs)
         operands = self._operands(instruction, slabs)
-        outputs = self._runner.forward(instruction.segment, step, instruction.micro_batch, operands)
+        outputs = self._runner.forward(
+            instruction.segment,
+            step,
+            instruction.micro_batch,
+            operands,
+            _saved(instruction.writes, slabs),
+        )
         self._put_buffers(instruction, slabs, operands)
         self._store_outputs(instruction, slabs, outputs)
+
+    def measure_saved(self, instruction: Instruction, slabs: Slabs) -> int:
+        """Run a forward for nothing; return the bytes that autograd would save."""
+        return self._runner.measure_saved(instruction.segment, self._operands(instruction, slabs))
 
     def evaluate(self, instruction: Instruction, slabs: Slabs) -> float | None:
         """Run a forward in evaluation mode; return the loss where the segment makes it."""
@@ -68,7 +78,7 @@ class Operations:
         return None if loss is None else float(loss)
 
     def backward(self, instruction: Instruction, slabs: Slabs, step: int) -> float | None:
-        """Recompute and propagate; return the loss where the segment makes it.
+        """Propagate gradients; return the loss where the segment makes it.
 
         Parameter gradients are added to the segment's accumulator in float32, in the order of the
         micro-batches; those of shared parameters become objects for their owner's backward.
@@ -102,7 +112,9 @@ class Operations:
             else:
                 sums[name].add_(gradient)
 
-        inputs, loss = self._runner.backward(k, step, m, operands, gradients, later, sink)
+        inputs, loss = self._runner.backward(
+            k, step, m, operands, gradients, later, sink, _saved(instruction.reads, slabs)
+        )
         for name in missing:  # nothing flowed into it in this micro-batch
             sums[name].zero_()
         for key in instruction.touches:
@@ -233,7 +245,7 @@ class Operations:
         self, instruction: Instruction, slabs: Slabs, outputs: Mapping[str, Tensor]
     ) -> None:
         for key in instruction.writes:
-            if not key.name.startswith("before."):
+            if key.kind is Kind.VALUE and not key.name.startswith("before."):
                 copy_into(self._host_view(key, slabs), outputs[key.name])
 
     def _accumulators(
@@ -262,3 +274,11 @@ class Operations:
 
     def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
         return view(self._layouts.array(key), slabs[key])
+
+
+def _saved(keys: Iterable[ObjectKey], slabs: Slabs) -> Tensor | None:
+    """Return the memory of what autograd saves, where an instruction has any; uint8."""
+    for key in keys:
+        if key.kind is Kind.SAVED:
+            return slabs[key].tensor(torch.uint8, slabs[key].nbytes)
+    return None

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from swaptrain.config import Config, check_resume
-from swaptrain.execute.disk import disk_needs, estimated_data_bytes, occupied_bytes
+from swaptrain.execute.disk import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.machine import Machine, known_machine
 from swaptrain.execute.plan_report import PlanReport, Segment
 from swaptrain.execute.plan_table import show
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, recorded_config
+from swaptrain.execute.price import choose_saves, price
 from swaptrain.program.cost import (
     StateBytes,
     break_even_tokens,
-    durable_objects,
-    floor_s,
     least_traffic_bytes,
-    useful_fraction,
 )
-from swaptrain.program.instructions import Program
-from swaptrain.program.residency import Traffic, simulate
 from swaptrain.store.contained import check_contained
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.root import free_bytes, read_root
 
 __all__ = ["PlanReport", "plan", "print_plan"]
-
-_LONGEST_SIMULATED = 20_000
-"""Instructions; each one that has to make room looks at everything that is held."""
 
 
 def plan(config: Config) -> PlanReport:
@@ -44,6 +37,7 @@ def plan(config: Config) -> PlanReport:
         config = check_resume(recorded, config, accept_change=True)
     prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)
     made = prepared.plan
+    found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
     with DirectIO(1) as io:
         home = StoreHome(
             run_dir,
@@ -53,13 +47,14 @@ def plan(config: Config) -> PlanReport:
             deferred=made.builder.deferred,
         )
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
+        spare = spare_bytes(needs, run_dir)
+        made = choose_saves(made, config, found, disk_bytes=spare)
+        needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
     state, boundary_bytes = _state_bytes(made), _boundary_bytes(made)
     commit_every = config.store.commit_every
-    program = made.step()
     keeps_values = config.store.keeps_values
-    traffic = None
-    if len(program) <= _LONGEST_SIMULATED:
-        traffic = _traffic(program, made, commit_every, keeps_values=keeps_values)
+    priced = price(made, config, found, made.pool_bytes)
+    traffic = priced.traffic
     least = least_traffic_bytes(
         state,
         boundary_bytes,
@@ -72,11 +67,6 @@ def plan(config: Config) -> PlanReport:
     if traffic is not None:
         written = traffic.write_bytes
     read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
-    found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
-    io_s, compute_s = _seconds(config, made, found, read_bytes, written)
-    step_s = None
-    if found is not None and io_s is not None and compute_s is not None:
-        step_s = floor_s(io_s, compute_s, found.sigma)
     return PlanReport(
         description=prepared.factory.description,
         parameters=made.captured.model.parameter_count,
@@ -98,9 +88,10 @@ def plan(config: Config) -> PlanReport:
         step_write_bytes=written,
         tokens=_tokens(config),
         machine=found,
-        io_s=io_s,
-        compute_s=compute_s,
-        step_s=step_s,
+        saves=len(made.builder.saves),
+        io_s=None if found is None else found.disk.seconds(read_bytes, written),
+        compute_s=priced.compute_s,
+        step_s=priced.step_s,
         break_even_tokens=_break_even(config, made, found, state),
     )
 
@@ -140,49 +131,9 @@ def _boundary_bytes(made: Plan) -> int:
     return crossing * made.builder.micro_batches
 
 
-def _traffic(program: Program, made: Plan, commit_every: int, *, keeps_values: bool) -> Traffic:
-    """Simulate a step; with a larger commit_every, the mean of steps that commit and do not."""
-
-    def step(durable: bool) -> Traffic:
-        return simulate(
-            program,
-            made.layouts.size_bytes,
-            made.pool_bytes,
-            durable=durable_objects(program, keeps_values=keeps_values)
-            if durable
-            else lambda _: (),
-        )
-
-    committing = step(True)
-    if commit_every == 1:
-        return committing
-    between, m = step(False), commit_every
-    return Traffic(
-        (committing.read_bytes + (m - 1) * between.read_bytes) // m,
-        (committing.write_bytes + (m - 1) * between.write_bytes) // m,
-        committing.commit_bytes // m,
-    )
-
-
 def _tokens(config: Config) -> int:
     per_item = config.data.sequence_length if config.data.python is None else 1
     return config.data.micro_batch * config.data.micro_batches * per_item
-
-
-def _seconds(
-    config: Config, made: Plan, found: Machine | None, read_bytes: int, write_bytes: int
-) -> tuple[float | None, float | None]:
-    """Return the seconds of a step's I/O and of its computing, as far as they are known."""
-    if found is None:
-        return None, None
-    io_s = found.disk.seconds(read_bytes, write_bytes)
-    flops_per_s = found.flops_per_s.get(config.model.dtype)
-    if flops_per_s is None:
-        return io_s, None
-    model = made.captured.model
-    # A backward costs two forwards, and what is recomputed comes on top.
-    flops = 3 * sum(segment.flops for segment in model.segments) / useful_fraction(model)
-    return io_s, flops * made.builder.micro_batches / flops_per_s
 
 
 def _break_even(

@@ -55,7 +55,10 @@ class PlanReport:
     """Tokens (or items) of a step."""
     machine: Machine | None
     """None where the machine was never measured."""
+    saves: int
+    """Segments whose forward saves what the backward needs instead of recomputing it."""
     io_s: float | None
-    compute_s: float | None
+    compute_s: float
+    """As measured when the plan was made, instruction by instruction with no I/O beside them."""
     step_s: float | None
     break_even_tokens: float | None

@@ -146,13 +146,13 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
             f"written, {format_size(disk.mixed_bytes_per_s)}/s both (measured for a moment)"
         ),
     )
-    if report.step_s is not None and report.io_s is not None and report.compute_s is not None:
+    if report.step_s is not None and report.io_s is not None:
         yield (
             "a step takes",
             (
-                f"{format_duration(report.step_s)} at the least: "
-                f"{format_duration(report.compute_s)} "
-                f"of matrix products, {format_duration(report.io_s)} of disk"
+                f"{format_duration(report.step_s)}: {format_duration(report.compute_s)} of "
+                f"computing, {format_duration(report.io_s)} of disk; {report.saves} of "
+                f"{len(report.segments)} segments save what the others recompute"
             ),
         )
     if report.break_even_tokens is not None:

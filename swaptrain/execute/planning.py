@@ -13,7 +13,7 @@ from swaptrain.config import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute.build import BuiltModel
 from swaptrain.execute.device import ComputeDevice
-from swaptrain.execute.dry_run import measure_arena
+from swaptrain.execute.dry_run import Measured, dry_run
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.operations import Operations
 from swaptrain.execute.runner import Runner
@@ -50,6 +50,7 @@ class Plan:
     layouts: Layouts
     builder: StepBuilder
     operations: Operations
+    measured: Measured
     peaks: Peaks
     base_bytes: int
     """Resident before the pool exists: torch, the graph, the data."""
@@ -76,10 +77,14 @@ class Plan:
         """Return the program of a step in the middle of a run."""
         return self.builder.step(pending_updates=self.updates if self.builder.deferred else ())
 
+    def check(self) -> Peaks:
+        """Prove the program of a step; return its peaks. Raises ProgramError, which is a bug."""
+        return _check(self.builder, self.layouts)
+
     @property
     def updates(self) -> list[int]:
         """The segments whose state an update changes."""
-        return [k for k, arrays in self.layouts.state_arrays.items() if arrays]
+        return _updates(self.layouts)
 
 
 @dataclass(frozen=True)
@@ -213,13 +218,7 @@ class Planner:
         builder = StepBuilder(
             captured.model, config.model.dtype, layouts.state_arrays, m, wave, deferred=deferred
         )
-        peaks = check_program(builder.step(), layouts.size_bytes)
-        if deferred:
-            updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
-            kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
-            program = builder.step(pending_updates=updates)
-            peaks = check_program(program, layouts.size_bytes, present=kept)
-        return _Cut(captured, cuts, layouts, builder, peaks)
+        return _Cut(captured, cuts, layouts, builder, _check(builder, layouts))
 
     def _measured(self, found: _Cut) -> Plan:
         if tuple(found.cuts) not in self._plans:
@@ -230,9 +229,15 @@ class Planner:
         config, rule, captured, layouts = self._config, self._rule, found.captured, found.layouts
         runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
         operations = Operations(captured, layouts, runner, rule, self._device)
-        program = found.builder.step()
         try:
-            measured = measure_arena(captured, layouts, operations, program, self._batch)
+            measured = dry_run(
+                captured,
+                layouts,
+                operations,
+                found.builder,
+                self._batch,
+                host_bytes=config.memory.host - _SLACK_BYTES,
+            )
         except IndexError as error:  # an id that an embedding does not have
             raise ConfigError(
                 f"the model fails on the first micro-batch of the data: {error}: are its ids, or "
@@ -242,13 +247,14 @@ class Planner:
         scratch_bytes = max(
             (rule.scratch_bytes(p.tensor.shape, split=p.split) for p in parameters), default=0
         )
-        arena_bytes = max(measured * 21 // 20, scratch_bytes) + _SLACK_BYTES
+        arena_bytes = max(measured.arena_bytes * 21 // 20, scratch_bytes) + _SLACK_BYTES
         return Plan(
             captured=captured,
             cuts=found.cuts,
             layouts=layouts,
             builder=found.builder,
             operations=operations,
+            measured=measured,
             peaks=found.peaks,
             base_bytes=self._base_bytes,
             arena_bytes=arena_bytes,
@@ -283,6 +289,18 @@ class Planner:
         if self._config.memory.segment is not None:
             return text + ", or memory.segment to less"
         return text + ", or lower data.micro_batch or data.sequence_length"
+
+
+def _updates(layouts: Layouts) -> list[int]:
+    return [k for k, arrays in layouts.state_arrays.items() if arrays]
+
+
+def _check(builder: StepBuilder, layouts: Layouts) -> Peaks:
+    if not builder.deferred:
+        return check_program(builder.step(), layouts.size_bytes)
+    kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
+    program = builder.step(pending_updates=_updates(layouts))
+    return check_program(program, layouts.size_bytes, present=kept)
 
 
 def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:

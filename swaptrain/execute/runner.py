@@ -1,4 +1,4 @@
-"""Runs the code of one segment on one micro-batch: forward, backward with recomputation.
+"""Runs the code of one segment on one micro-batch: forward, backward, recomputation if needed.
 
 M micro-batches of a step; tensors lie on the compute device.
 """
@@ -11,12 +11,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from swaptrain.capture.capture import Captured
 from swaptrain.capture.place import place
 from swaptrain.capture.randomness import draws
 from swaptrain.capture.segments import Code
+from swaptrain.execute.saving import SavedTensors
 
 __all__ = ["GradientSink", "Operands", "Runner"]
 
@@ -33,6 +34,19 @@ class Operands:
     values: Mapping[str, Tensor]
 
 
+@dataclass
+class _Graph:
+    """What autograd recorded of one forward of a segment."""
+
+    leaves: Mapping[str, Tensor]
+    """The parameters and values that get gradients, by name."""
+    roots: Mapping[str, Tensor | GradientEdge]
+    """The outputs that may get gradients, by name."""
+    loss: Tensor | None
+    saved: SavedTensors | None
+    """None where autograd keeps what it saves itself."""
+
+
 class Runner:
     """Calls the code of the segments of one captured model."""
 
@@ -41,28 +55,45 @@ class Runner:
         self._model = captured.model
         self._seed = seed
         self._micro_batches = micro_batches
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        """By segment and micro-batch: forwards whose backward need not recompute."""
 
     def move_to(self, device: torch.device) -> None:
         """Run the code on `device` from now on; the operands have to lie there."""
         self._captured = place(self._captured, device)
 
     def forward(
-        self, segment: int, step: int, micro_batch: int, operands: Operands
+        self,
+        segment: int,
+        step: int,
+        micro_batch: int,
+        operands: Operands,
+        memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the segment's outputs by name, without an autograd graph.
+        """Return the segment's outputs by name. Mutated buffers change in place.
 
         Runs in grad mode with the flags of the recomputation, since some kernels differ without
-        (LSTM, masked attention), and drops what autograd saves. Mutated buffers change in place.
+        (LSTM, masked attention). What autograd saves is dropped; given `memory` (uint8, as many
+        bytes as `measure_saved` says), it is kept there, and the graph until `backward`.
         """
-        inputs, _ = self._inputs(segment, operands)
-        with (
-            draws(self._seed, step, micro_batch, self._captured.random[segment - 1]),
-            torch.enable_grad(),
-            saved_tensors_hooks(_drop, _dropped),
-        ):
-            results = self._code(segment).train(*inputs)
-        names = self._model.segment(segment).outputs
-        return {name: r.detach() for name, r in zip(names, results, strict=True)}
+        if memory is None:
+            with saved_tensors_hooks(_drop, _dropped):
+                results, _ = self._call(segment, step, micro_batch, operands)
+        else:
+            saved = self._saved_tensors(segment, operands, memory)
+            with saved_tensors_hooks(saved.pack, saved.unpack):
+                results, leaves = self._call(segment, step, micro_batch, operands)
+            saved.seal()
+            if saved.complete:
+                self._graphs[segment, micro_batch] = _graph_without_memory(results, leaves, saved)
+        return {name: result.detach() for name, result in results.items()}
+
+    def measure_saved(self, segment: int, operands: Operands) -> int:
+        """Return the bytes of memory that a forward needs to keep what autograd saves."""
+        saved = self._saved_tensors(segment, operands, None)
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            self._call(segment, 0, 0, operands)
+        return saved.nbytes
 
     def evaluate(self, segment: int, operands: Operands) -> dict[str, Tensor]:
         """Return the segment's outputs in evaluation mode; buffers stay as they are."""
@@ -81,17 +112,23 @@ class Runner:
         gradients: Mapping[str, Tensor],
         later: Mapping[str, Tensor],
         sink: GradientSink,
+        memory: Tensor | None = None,
     ) -> tuple[dict[str, Tensor | None], Tensor | None]:
-        """Recompute the segment and propagate gradients; return those of its input values.
+        """Propagate gradients through the segment; return those of its input values.
 
+        Through what the forward saved in `memory`, if it did, else through a recomputation.
         `gradients` are those of its outputs, by value. `later` holds, by value and by parameter,
         the sums that later segments made for its inputs: they become extra roots, so that autograd
         adds its own contributions after them, in the order of an uncut backward. The gradient of
         each parameter goes to `sink` as soon as it is complete and is not kept. Also returns the
         loss when the segment makes it; the loss's root gradient is 1 / M.
         """
-        inputs, leaves = self._inputs(segment, operands)
-        spec = self._model.segment(segment)
+        graph = self._graphs.pop((segment, micro_batch), None)
+        if graph is None or memory is None:
+            graph = self._recompute(segment, step, micro_batch, operands)
+        elif graph.saved is not None:
+            graph.saved.open(_by_kind(operands), memory)
+        spec, leaves = self._model.segment(segment), graph.leaves
 
         def deliver(name: str) -> Callable[[Tensor], None]:
             def take(leaf: Tensor) -> None:
@@ -112,27 +149,21 @@ class Runner:
                 # Autograd lays a leaf's gradient out as the leaf; the next backward needs it as
                 # it comes, since a reduction adds in the order of the layout.
                 leaves[name].register_hook(partial(relaid.__setitem__, name))  # type: ignore[no-untyped-call]
-        with (
-            draws(self._seed, step, micro_batch, self._captured.random[segment - 1]),
-            torch.enable_grad(),
-        ):
-            results = self._code(segment).train(*inputs)
-        del inputs
-        roots: list[Tensor] = []
+        roots: list[GradientEdge] = []
         seeds: list[Tensor] = []
-        loss: Tensor | None = None
-        for name, result in zip(spec.outputs, results, strict=True):
+        loss = graph.loss
+        for name in spec.outputs:
             if name == self._model.loss:
-                loss = result.detach()
-                roots.append(result)
+                assert loss is not None
+                roots.append(_edge(graph.roots[name]))
                 seeds.append(torch.ones_like(loss) / self._micro_batches)
             elif name in gradients:
-                roots.append(result)
+                roots.append(_edge(graph.roots[name]))
                 seeds.append(gradients[name])
         for name, gradient in later.items():
-            roots.append(leaves[name])
+            roots.append(_edge(leaves[name]))
             seeds.append(gradient)
-        del results
+        del graph
         if roots:
             torch.autograd.backward(roots, seeds)
         return {
@@ -140,6 +171,31 @@ class Runner:
             for name in spec.inputs
             if self._model.values[name].gradient
         }, loss
+
+    def _recompute(self, segment: int, step: int, micro_batch: int, operands: Operands) -> _Graph:
+        results, leaves = self._call(segment, step, micro_batch, operands)
+        loss = results.get(self._model.loss)
+        return _Graph(leaves, results, None if loss is None else loss.detach(), None)
+
+    def _call(
+        self, segment: int, step: int, micro_batch: int, operands: Operands
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Run the code in grad mode; return its outputs and the leaves of autograd, by name."""
+        inputs, leaves = self._inputs(segment, operands)
+        with (
+            draws(self._seed, step, micro_batch, self._captured.random[segment - 1]),
+            torch.enable_grad(),
+        ):
+            results = self._code(segment).train(*inputs)
+        names = self._model.segment(segment).outputs
+        return dict(zip(names, results, strict=True)), leaves
+
+    def _saved_tensors(
+        self, segment: int, operands: Operands, memory: Tensor | None
+    ) -> SavedTensors:
+        bindings = self._captured.bindings[segment - 1]
+        constants = [self._captured.constants[b.name] for b in bindings if b.kind == "constant"]
+        return SavedTensors(_by_kind(operands), constants, memory)
 
     def _code(self, segment: int) -> Code:
         return self._captured.codes[self._model.segment(segment).isomorphism]
@@ -167,6 +223,33 @@ class Runner:
                 leaf = self._captured.constants[name]
             inputs.append(leaf)
         return inputs, leaves
+
+
+def _by_kind(operands: Operands) -> dict[str, Tensor]:
+    """Return what a backward is given as the forward was: buffers may have changed by then."""
+    parameters = {f"parameter {name}": tensor for name, tensor in operands.parameters.items()}
+    return parameters | {f"value {name}": tensor for name, tensor in operands.values.items()}
+
+
+def _graph_without_memory(
+    results: Mapping[str, Tensor], leaves: Mapping[str, Tensor], saved: SavedTensors
+) -> _Graph:
+    """Return the graph of a forward without the memory of its inputs and outputs.
+
+    Autograd needs only the shapes and strides of its leaves: they get storages without bytes.
+    """
+    roots = {name: get_gradient_edge(r) for name, r in results.items() if r.requires_grad}
+    for leaf in leaves.values():
+        hollow = torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+        )
+        hollow.untyped_storage().resize_(0)
+        leaf.data = hollow
+    return _Graph(leaves, roots, None, saved)
+
+
+def _edge(root: Tensor | GradientEdge) -> GradientEdge:
+    return root if isinstance(root, GradientEdge) else get_gradient_edge(root)
 
 
 def _drop(tensor: Tensor) -> None:

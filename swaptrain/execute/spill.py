@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from swaptrain.execute.layouts import Layouts
 from swaptrain.store.array import ArrayFiles
-from swaptrain.store.files import allocate_blank, flush_file_system, make_directory
+from swaptrain.store.files import allocate_blank, disk_errors, flush_file_system, make_directory
 from swaptrain.store.journal import Journal
 from swaptrain.store.layout import ArrayLayout
 
@@ -19,11 +20,11 @@ _SHARED = "shared"
 class SpillFiles:
     """`RUN/spill`: folders of arrays, the records of what is kept, and the journal of values.
 
-    `values/NAME` and `gradients/NAME` have rows (of micro-batches; gradients two sets of them),
-    `accumulators/NNN` and `buffers/NNN` one copy of a segment's. Kept for recovery, each with a
-    record: when updates are deferred, `kept/NNN` with the buffers that belong to the finished
-    gradient in `accumulators/NNN`; what several waves have summed before the last one of a step,
-    and the buffers then, in `kept/NNN`, or in `sums/NNN` when updates are deferred.
+    `values/NAME`, `saved/NNN` and `gradients/NAME` have rows (of micro-batches; gradients two sets
+    of them), `accumulators/NNN` and `buffers/NNN` one copy of a segment's. Kept for recovery, each
+    with a record: when updates are deferred, `kept/NNN` with the buffers that belong to the
+    finished gradient in `accumulators/NNN`; what several waves have summed before the last one of
+    a step, and the buffers then, in `kept/NNN`, or in `sums/NNN` when updates are deferred.
     """
 
     def __init__(
@@ -50,13 +51,23 @@ class SpillFiles:
         )
         """What the rows of `values` and the arrays of `buffers` hold, as far as it is known."""
 
-    def create(self, record_bytes: Callable[[int], int], *, waves: bool) -> None:
-        """Reserve the files, durably; what exists is kept.
+    def create(
+        self, record_bytes: Callable[[int], int], *, waves: bool, saves: Collection[int]
+    ) -> None:
+        """Reserve the files, durably; what exists is kept, but for what autograd saved.
 
         With `waves` sums are kept before the last wave of a step. `record_bytes` gives the size of
-        the record of what is kept of a segment.
+        the record of what is kept of a segment. `saves` are the segments whose forward saves what
+        its backward needs: there is room for all of it.
         """
         make_directory(self._path)
+        names = {f"{k:03d}" for k in saves}
+        for old in [path for path in self._path.glob("saved/*") if path.name not in names]:
+            with disk_errors(old, "delete"):
+                shutil.rmtree(old)
+        for k in saves:
+            for files in self.all("saved", f"{k:03d}"):
+                files.create(flush=False)
         self._one_sum = not (self._deferred or waves)
         for folder, name in self._names(waves):
             for files in self.all(folder, name):
@@ -69,8 +80,12 @@ class SpillFiles:
         self.journal.create()
         flush_file_system(self._path)
 
+    def saved_bytes(self, saves: Collection[int]) -> int:
+        """Return what `create` reserves for what autograd saves."""
+        return sum(files.nbytes for k in saves for files in self.all("saved", f"{k:03d}"))
+
     def disk_bytes(self, *, waves: bool) -> int:
-        """Return what `create` reserves, but for the records."""
+        """Return what `create` reserves, but for the records and what autograd saves."""
         arrays = sum(
             files.nbytes for folder, name in self._names(waves) for files in self.all(folder, name)
         )
@@ -98,6 +113,8 @@ class SpillFiles:
             return [ArrayFiles.of_layout(path, self._layouts.values[name], m)]
         if folder == "gradients":
             return [ArrayFiles.of_layout(path, self._layouts.gradients[name], 2 * m)]
+        if folder == "saved":
+            return [ArrayFiles.of_layout(path, self._layouts.saved[int(name)], m)]
         if name == _SHARED:
             every = list(self._layouts.accumulators.values())
             chunk_bytes = max(array.chunk_bytes for array in every)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
@@ -100,15 +100,19 @@ def floor_s(io_s: float, compute_s: float, sigma: float) -> float:
     return max(io_s, compute_s + sigma * io_s)
 
 
-def useful_fraction(model: ModelSpec) -> float:
+def useful_fraction(model: ModelSpec, saves: Container[int]) -> float:
     """Return the part of a step's forward, recomputation and backward that is no recomputation.
 
     By the flops of matrix products: a backward costs two forwards, and every segment recomputes
-    its forward but the last one, where the step turns.
+    its forward but those that it `saves` and the last one, where the step turns.
     """
-    flops = [max(1, segment.flops) for segment in model.segments]
-    done = _RECOMPUTED * sum(flops[:-1]) + _SAVED * flops[-1]
-    return _SAVED * sum(flops) / done
+    useful = done = 0
+    for segment in model.segments:
+        flops = max(1, segment.flops)
+        turns = segment.index == len(model.segments)
+        useful += _SAVED * flops
+        done += (_SAVED if turns or segment.index in saves else _RECOMPUTED) * flops
+    return useful / done
 
 
 def break_even_tokens(
@@ -149,7 +153,7 @@ def durable_objects(
             keys = list(instruction.reads) + list(live)
             live.clear()
         elif instruction.operation is Operation.FORWARD and keeps_values:
-            keys = list(instruction.writes)
+            keys = [key for key in instruction.writes if key.kind is Kind.VALUE]
             if instruction.micro_batch == last_forward:
                 keys += instruction.changes
         elif instruction.operation is Operation.KEEP:

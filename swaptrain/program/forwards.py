@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from swaptrain.program.instructions import ObjectKey, Operation, Program
+from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.program.model import SegmentSpec
 from swaptrain.program.objects import Objects
 
@@ -20,7 +20,8 @@ def recoverable(program: Program) -> list[ObjectKey]:
     keys: dict[ObjectKey, None] = {}
     for instruction in program:
         if instruction.operation is Operation.FORWARD:
-            keys.update(dict.fromkeys((*instruction.writes, *instruction.changes)))
+            made = (key for key in instruction.writes if key.kind is Kind.VALUE)
+            keys.update(dict.fromkeys((*made, *instruction.changes)))
     return list(keys)
 
 

@@ -21,6 +21,8 @@ class Kind(StrEnum):
     """The gradient of a value after the readers down to `segment` have been summed."""
     ACCUMULATOR = "accumulator"
     """The float32 gradients of a segment's parameters, summed over micro-batches."""
+    SAVED = "saved"
+    """What autograd saves in a segment's forward of one micro-batch, for its backward: scratch."""
 
 
 class ObjectKey(NamedTuple):
@@ -49,7 +51,7 @@ class Operation(StrEnum):
     TURN = "turn"
     """Forward and backward in one: for the segment where the step turns round."""
     BACKWARD = "backward"
-    """Recomputes the segment and propagates gradients."""
+    """Propagates gradients, through what the forward saved or else a recomputation."""
     KEEP = "keep"
     """Makes what the waves before the last one have summed durable, for the last wave's commits."""
     SETTLE = "settle"

@@ -75,6 +75,10 @@ class Objects:
             for key in self.buffers(segment)
         )
 
+    def saved(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """What autograd saves in the micro-batch's forward."""
+        return (ObjectKey(Kind.SAVED, "saved", segment.index, m),)
+
     def inputs(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
         """Return the values that it reads."""
         return tuple(

@@ -27,6 +27,9 @@ class StepBuilder:
     """Micro-batches that pass a segment together; the step has ceil(micro_batches / wave) waves."""
     deferred: bool
     """Updates wait for the global norm and run in the next step's forward."""
+    saves: frozenset[int] = frozenset()
+    """Segments whose forward saves for the backward what others recompute; not the last one, whose
+    backward follows at once."""
 
     @cached_property
     def objects(self) -> Objects:
@@ -65,14 +68,15 @@ class StepBuilder:
             for segment in self.model.segments[:last]:
                 if number == 0 and segment.index in pending_updates:
                     program.append(self._update(segment))
-                program += [
-                    self._forward(segment, m) for m in wave if (segment.index, m) in forwards
-                ]
+                for m in wave:
+                    if (segment.index, m) in forwards:
+                        program.append(self._forward(segment, m))
             for segment in reversed(self.model.segments[:last]):
                 turn = segment.index == last
                 for m in wave:
                     first = m == wave[0] and number == 0 and not accumulated
-                    program.append(self._backward(segment, m, turn=turn, first=first))
+                    saved = segment.index in self.saves and (segment.index, m) in forwards
+                    program.append(self._backward(segment, m, turn=turn, first=first, saved=saved))
                 if final and self.objects.commits(segment):
                     program.append(
                         self._settle(segment) if self.deferred else self._update(segment)
@@ -139,10 +143,16 @@ class StepBuilder:
             m,
             reads=(*self.objects.weights(segment), *self.objects.inputs(segment, m)),
             changes=self.objects.buffers(segment),
-            writes=(*self.objects.outputs(segment, m), *self.objects.snapshot(segment, m)),
+            writes=(
+                *self.objects.outputs(segment, m),
+                *self.objects.snapshot(segment, m),
+                *(self.objects.saved(segment, m) if segment.index in self.saves else ()),
+            ),
         )
 
-    def _backward(self, segment: SegmentSpec, m: int, *, turn: bool, first: bool) -> Instruction:
+    def _backward(
+        self, segment: SegmentSpec, m: int, *, turn: bool, first: bool, saved: bool
+    ) -> Instruction:
         """Build a backward; a turn runs the forward for good, so it changes buffers itself."""
         accumulator = self.objects.sums(segment)
         return Instruction(
@@ -153,6 +163,7 @@ class StepBuilder:
                 *self.objects.weights(segment),
                 *self.objects.inputs(segment, m),
                 *(() if turn else self.objects.snapshot(segment, m)),
+                *(self.objects.saved(segment, m) if saved else ()),
                 *self.objects.incoming(segment, m),
             ),
             changes=(

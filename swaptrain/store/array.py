@@ -97,7 +97,7 @@ class ArrayFiles:
         Without `flush`, `flush_file_system` is the caller's, once for many arrays. Raises RunError
         (disk full).
         """
-        metadata = self._metadata()
+        metadata = self.metadata()
         with disk_errors(self.path, "create", self.nbytes):
             for row in range(self.rows) if self.rows is not None else (None,):
                 files = self.files(row)
@@ -132,11 +132,17 @@ class ArrayFiles:
         ]
 
     def write(
-        self, io: DirectIO, buffer: memoryview, *, row: int | None = None, flush: bool
+        self,
+        io: DirectIO,
+        buffer: memoryview,
+        *,
+        row: int | None = None,
+        flush: bool,
+        checksum: bool = True,
     ) -> list[Future[int]]:
         """Overwrite the array, or one row: a future per chunk, which gives its checksum."""
         return [
-            io.write(file, part, flush=flush)
+            io.write(file, part, flush=flush, checksum=checksum)
             for file, part in zip(self.files(row), self._parts(buffer), strict=True)
         ]
 
@@ -162,7 +168,8 @@ class ArrayFiles:
         size = self.chunk_bytes
         return [buffer[size * chunk : size * (chunk + 1)] for chunk in range(self.chunks)]
 
-    def _metadata(self) -> bytes:
+    def metadata(self) -> bytes:
+        """Return the content of the array's zarr.json."""
         register()
         length = self.row_bytes // ITEMSIZE[self.dtype]
         chunk = self.chunk_bytes // ITEMSIZE[self.dtype]

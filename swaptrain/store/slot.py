@@ -125,12 +125,18 @@ class Slot:
     def create(self, layout: SegmentLayout, record_bytes: int, *, flush: bool = True) -> None:
         """Make the directory, its arrays and a blank record, durably if `flush`; keep what exists.
 
-        Nothing is created, renamed or resized in the directory afterwards.
+        Nothing is created, renamed or resized in the directory afterwards. What the records will
+        say of the arrays is what was written here, not what a disk gives back that may err.
         """
+        made = {a.name: ArrayFiles.of_layout(self.path / a.name, a) for a in layout.arrays}
         with disk_errors(self.path, "create", layout.nbytes):
             self.path.mkdir(parents=True, exist_ok=True)
-            for array in layout.arrays:
-                ArrayFiles.of_layout(self.path / array.name, array).create(flush=False)
+            for files in made.values():
+                files.create(flush=False)
+            self.__dict__["arrays"] = made  # as their cached properties would
+            self.__dict__["metadata"] = {
+                name: xxhash.xxh3_64_intdigest(files.metadata()) for name, files in made.items()
+            }
             allocate_blank(self.record_path, record_bytes)
         if flush:
             flush_file_system(self.path)

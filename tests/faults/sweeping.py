@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,7 +148,12 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     passed: list[str] = []
     for fault in (faults[len(faults) * number // count] for number in range(count)):
         runs.reset()
-        outcome = runs.meet(fault)
+        try:
+            outcome = runs.meet(fault)
+            problem = explain(fault, outcome) or _goes_on(runs, expected, fault, outcome)
+        except Exception:  # whatever a run left behind that cannot even be compared
+            wrong.append(f"{fault}: {traceback.format_exc()[-2500:]}")
+            continue
         if outcome.hit is None and outcome.status == 0:
             tally["not reached"] += 1
             continue
@@ -155,7 +161,6 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
         messages.setdefault(f"{fault.name} {fault.kind}", outcome.said.strip())
         if outcome.status == 0 and fault.kind not in _HARMLESS:
             passed.append(f"{fault}, {outcome.hit}")
-        problem = explain(fault, outcome) or _goes_on(runs, expected, fault, outcome)
         if problem is not None:
             wrong.append(f"{fault}, {outcome.hit}: {problem}: {outcome.said.strip()[-2500:]}")
     return {

@@ -55,5 +55,5 @@ def test_every_operation_may_fail(mode: str, start: str, server: Server, tmp_pat
     tree = {**MODES[mode], "store": {**MODES[mode].get("store", {}), "verify": "always"}}
     plan = {**_plan(tmp_path, mode, start, count=0, flips=True), "tree": tree}
     report = server.ask(plan)
-    print(f"{mode}, {start}: {report['faults']} faults, {report['tally']}")
+    print(f"{mode}, {start}: {report.get('faults')} faults, {report.get('tally')}")
     assert not report["wrong"]

@@ -1,0 +1,183 @@
+"""What autograd saves is kept in a slab, and the backward gives the bits of a recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+from swaptrain.execute.machine import Machine
+from swaptrain.execute.planning import Plan
+from swaptrain.execute.prepare import Prepared
+from swaptrain.execute.price import choose_saves, price
+from swaptrain.execute.runner import Runner
+from swaptrain.execute.saving import SavedTensors
+from swaptrain.program.cost import Disk
+from swaptrain.program.instructions import Kind, Operation
+from tests.support.runs import config_of, losses, trained
+
+
+def attention(weight: Tensor, x: Tensor) -> Tensor:
+    """Views of one storage, an expanded tensor, a constant, and something changed in place."""
+    q, k, v = (x @ weight.t()).chunk(3, dim=-1)
+    scores = torch.softmax(q @ k.transpose(-1, -2) * SCALE.expand(8, 8), -1)
+    y = torch.nn.functional.dropout(scores @ v, 0.3)
+    y = y.clone().mul_(2).add_(x)
+    return torch.tanh(y) * x.float().pow(2).mean(-1, keepdim=True).rsqrt()
+
+
+SCALE = torch.tensor(0.125)
+
+
+def gradients(memory: Tensor | None, moved: bool) -> tuple[list[Tensor], SavedTensors | None]:
+    """Return the gradients with plain autograd, or through `memory`."""
+    torch.manual_seed(3)
+    weight, x = torch.randn(48, 16), torch.randn(8, 16)
+    leaves = [weight.detach().requires_grad_(), x.detach().requires_grad_()]
+    if memory is None:
+        torch.manual_seed(4)
+        result = attention(*leaves)
+        result.backward(torch.ones_like(result))
+        return [leaf.grad for leaf in leaves if leaf.grad is not None], None
+    saved = SavedTensors({"weight": weight, "x": x}, [SCALE], memory)
+    torch.manual_seed(4)
+    with saved_tensors_hooks(saved.pack, saved.unpack):
+        result = attention(*leaves)
+    saved.seal()
+    edge, seed = get_gradient_edge(result), torch.ones_like(result)
+    del result
+    elsewhere = memory.clone() if moved else memory
+    operands = {"weight": weight.clone(), "x": x.clone()} if moved else {"weight": weight, "x": x}
+    if moved:
+        weight.fill_(torch.nan)
+        x.fill_(torch.nan)
+        memory.fill_(255)
+    saved.open(operands, elsewhere)
+    torch.autograd.backward([edge], [seed])
+    return [leaf.grad for leaf in leaves if leaf.grad is not None], saved
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["in-place", "moved"])
+def test_gradients_through_a_slab_are_autograd_s_own(moved: bool) -> None:
+    """Also when slab and operands are elsewhere by then, and where they were is overwritten."""
+    expected, _ = gradients(None, moved)
+    found, saved = gradients(torch.empty(1 << 16, dtype=torch.uint8), moved)
+    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+    assert saved is not None and saved.complete
+
+
+def test_operands_are_saved_by_name_and_storages_once() -> None:
+    """Neither the weight nor the input is copied, and the parts of one product only once."""
+    weight, x = torch.randn(96, 32), torch.randn(8, 32)
+    saved = SavedTensors({"weight": weight, "x": x}, [], None)
+    leaves = weight.detach().requires_grad_(), x.detach().requires_grad_()
+    with saved_tensors_hooks(saved.pack, saved.unpack):
+        q, k, v = (leaves[1] @ leaves[0].t()).chunk(3, dim=-1)
+        result = (q * k) * v
+    assert result.requires_grad
+    assert saved.nbytes == 8 * 96 * 4 + 8 * 32 * 4  # the product, and q * k
+
+
+def test_what_does_not_fit_is_not_saved_at_all() -> None:
+    """A slab that is too small leaves the backward to a recomputation, and is not overrun."""
+    memory = torch.zeros(256, dtype=torch.uint8)
+    x = torch.randn(64, 64)
+    saved = SavedTensors({}, [], memory[:64])
+    with saved_tensors_hooks(saved.pack, saved.unpack):
+        result = torch.tanh(x.requires_grad_() * 2).exp()
+    assert result.requires_grad and not saved.complete
+    assert not memory.any()
+
+
+TREE: dict[str, Any] = {
+    "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 3, "dropout": 0.1}},
+    "data": {"python": "tests.support.datasets:tokens", "micro_batches": 3},
+    "memory": {"segment": "64KiB"},
+}
+
+
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that fills with the segment of every forward or recomputation."""
+    calls: list[int] = []
+    original: Callable[..., Any] = Runner._call
+
+    def call(self: Runner, segment: int, *args: Any) -> Any:
+        calls.append(segment)
+        return original(self, segment, *args)
+
+    monkeypatch.setattr(Runner, "_call", call)
+    return calls
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_what_is_saved_is_not_recomputed(
+    recompute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same losses, with one forward of each segment and micro-batch instead of two."""
+    tree = {**TREE, "train": {"steps": 2, "recompute": recompute}}
+    config = config_of(tmp_path / "run", tree)
+    prepared = Prepared(config.resolved(), None, lambda _: None)
+    segments = len(prepared.plan.captured.model.segments)
+    with monkeypatch.context() as patch:
+        patch.setattr("swaptrain.execute.train.Prepared", lambda *_: prepared)
+        calls = forwards(patch)
+        run_dir = trained(config)
+    once = 2 * 3 * segments
+    assert segments > 2
+    assert len(calls) == (2 * once - 2 * 3 if recompute else once)
+    other = config_of(tmp_path / "other", {**tree, "train": {"steps": 2, "recompute": None}})
+    assert losses(trained(other)) == losses(run_dir)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Plan]:
+    """Return a config and its plan before anything is chosen."""
+    config = config_of(tmp_path_factory.mktemp("plan") / "run", TREE).resolved()
+    return config, Prepared(config, None, lambda _: None, draw=False).plan
+
+
+def speeds(bytes_per_s: float) -> Machine:
+    return Machine(Disk(bytes_per_s, bytes_per_s, bytes_per_s), 0.0, {})
+
+
+def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
+    made: tuple[Any, Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cache for a part of it, the price decides; the chosen one is no dearer than others."""
+    config, plan = made
+    monkeypatch.setattr("swaptrain.execute.price._NODE_BYTES", 0)  # small tensors, as many nodes
+    small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2)
+    chosen = {}
+    for name, machine in {"slow": speeds(1e3), "fast": speeds(1e15)}.items():
+        chosen[name] = choose_saves(small, config, machine, disk_bytes=1 << 40).builder.saves
+    assert not chosen["slow"] and len(chosen["fast"]) >= 1
+    assert len(plan.captured.model.segments) not in chosen["fast"]
+    for machine in (speeds(1e3), speeds(1e7), speeds(1e15)):
+        best = choose_saves(small, config, machine, disk_bytes=1 << 40)
+        prices = [
+            price(p, config, machine, p.pool_bytes - p.pool_bytes // 10).step_s
+            for p in (best, small)
+        ]
+        assert prices[0] is not None and prices[1] is not None and prices[0] <= prices[1]
+
+
+def test_where_all_fits_all_is_saved_even_without_a_machine(made: tuple[Any, Plan]) -> None:
+    """Saving moves no byte more then; but not where the disk has no room to spill it."""
+    config, plan = made
+    chosen = choose_saves(plan, config, None, disk_bytes=1 << 40)
+    assert chosen.builder.saves == frozenset(plan.layouts.saved)
+    kinds = [key.kind for i in chosen.step() for key in i.touches]
+    assert kinds.count(Kind.SAVED) == 2 * 3 * len(plan.layouts.saved)
+    assert not any(
+        key.kind is Kind.SAVED
+        for i in chosen.step()
+        for key in i.touches
+        if i.operation is Operation.TURN
+    )
+    assert not choose_saves(plan, config, None, disk_bytes=4096).builder.saves
