@@ -53,7 +53,7 @@ def test_slow_operations_change_nothing(server: Server, tmp_path: Path) -> None:
 def test_every_operation_may_fail(mode: str, start: str, server: Server, tmp_path: Path) -> None:
     """Not a spread: each operation of a small run, and of one that was killed in the middle."""
     tree = {**MODES[mode], "store": {**MODES[mode].get("store", {}), "verify": "always"}}
-    plan = {**_plan(tmp_path, mode, start, count=0, flips=True), "tree": tree}
+    plan = {**_plan(tmp_path, mode, start, count=0, flips=True, show=100), "tree": tree}
     report = server.ask(plan)
     print(f"{mode}, {start}: {report.get('faults')} faults, {report.get('tally')}")
     assert not report["wrong"]
