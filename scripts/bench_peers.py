@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from memory_limit import can_limit, run_limited
+from kernel_limits import can_limit, run_limited
 from rich.console import Console
 from rich.table import Table
 

@@ -168,7 +168,7 @@ def test_the_peers_do_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_process_over_its_memory_limit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit that the comparisons set is one of the kernel's."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    limits = importlib.import_module("memory_limit")
+    limits = importlib.import_module("kernel_limits")
     if not limits.can_limit():
         pytest.skip("no cgroup with a memory limit can be made here")
     wants = [sys.executable, "-c", "bytearray(b'x') * (200 << 20)"]

@@ -21,7 +21,7 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, update_rule
-from swaptrain.execute.price import choose_saves
+from swaptrain.execute.price import choose_saves, price
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.training import Change, Evaluation, Training
@@ -40,7 +40,7 @@ from swaptrain.store.files import write_aside
 from swaptrain.store.request import ExportDoor
 from swaptrain.store.root import RootRecord
 from swaptrain.store.snapshots import Snapshot, Snapshots
-from swaptrain.units import format_size
+from swaptrain.units import format_duration, format_size
 
 __all__ = ["OpenRun"]
 
@@ -110,6 +110,7 @@ class OpenRun:
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
         plan = choose_saves(plan, config, machine, disk_bytes=spare)
         self._prepared.plan = plan
+        self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(
             config,
             self._prepared,
@@ -313,8 +314,14 @@ class OpenRun:
 
     def _summary(self, plan: Plan) -> str:
         model = plan.captured.model
+        step = (
+            ""
+            if self._expected_s is None
+            else f", about {format_duration(self._expected_s)} a step"
+        )
         return (
-            f"{model.parameter_count:,} parameters in {len(model.segments)} segments; "
+            f"{model.parameter_count:,} parameters in {len(model.segments)} segments, of which "
+            f"{len(plan.builder.saves)} save what the others recompute{step}; "
             f"base {format_size(plan.base_bytes)}, memory.host "
             f"{format_size(self._config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "
             f"{format_size(plan.arena_bytes)} for computing"

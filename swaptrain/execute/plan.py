@@ -53,7 +53,7 @@ def plan(config: Config) -> PlanReport:
     state, boundary_bytes = _state_bytes(made), _boundary_bytes(made)
     commit_every = config.store.commit_every
     keeps_values = config.store.keeps_values
-    priced = price(made, config, found, made.pool_bytes)
+    priced = price(made, config, found)
     traffic = priced.traffic
     least = least_traffic_bytes(
         state,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from swaptrain.config import Config
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
+from swaptrain.memory.tier import planned_bytes
 from swaptrain.program.cost import durable_objects, floor_s
 from swaptrain.program.instructions import Kind, Operation
 from swaptrain.program.residency import Traffic, simulate
@@ -17,8 +18,6 @@ _LONGEST_SIMULATED = 20_000
 """Instructions; each one that has to make room looks at everything that is held."""
 _TRIALS = 8
 """Numbers of saving segments that are priced, before the best one's neighbours are."""
-_AHEAD_PART = 10
-"""The part of the slabs, 1 in so many, that the tier uses to read ahead."""
 _NODE_BYTES = 2048
 """What autograd keeps of one node of the graph beside tensors; 1,500 seen in a Llama layer."""
 
@@ -35,12 +34,12 @@ class Price:
     """With the disk's part; None where its speed or the traffic is not known."""
 
 
-def price(plan: Plan, config: Config, machine: Machine | None, pool_bytes: int) -> Price:
-    """Return what a step of the plan takes with `pool_bytes` as the cache.
+def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
+    """Return what a step of the plan takes; the cache is what the tier does not use to read ahead.
 
     With commit_every > 1 the traffic is the mean of steps that commit and steps that do not.
     """
-    traffic = _traffic(plan, config, pool_bytes)
+    traffic = _traffic(plan, config)
     compute_s = _compute_s(plan)
     if machine is None or traffic is None:
         return Price(traffic, compute_s, None)
@@ -70,8 +69,7 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
     def cost(count: int) -> tuple[float, float]:
         if count not in costs:
             tried = _with_saves(plan, candidates[:count])
-            pool_bytes = tried.pool_bytes - tried.pool_bytes // _AHEAD_PART
-            priced = price(tried, config, machine, pool_bytes)
+            priced = price(tried, config, machine)
             assert priced.traffic is not None, "short enough"
             moved = float(priced.traffic.total_bytes)
             costs[count] = (priced.step_s or moved, priced.compute_s)
@@ -115,8 +113,9 @@ def _everything_fits(plan: Plan) -> bool:
     return state_bytes + plan.peaks.live_bytes <= plan.pool_bytes
 
 
-def _traffic(plan: Plan, config: Config, pool_bytes: int) -> Traffic | None:
+def _traffic(plan: Plan, config: Config) -> Traffic | None:
     program = plan.step()
+    pool_bytes = planned_bytes(plan.pool_bytes)
     if len(program) > _LONGEST_SIMULATED:
         return None
     durable = durable_objects(program, keeps_values=config.store.keeps_values)

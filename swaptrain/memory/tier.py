@@ -22,10 +22,15 @@ from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
 from swaptrain.program.residency import NextUse, Residency, choose_victim, plan_residency
 
-__all__ = ["Home", "Tier", "TierCounters"]
+__all__ = ["Home", "Tier", "TierCounters", "planned_bytes"]
 
 _AHEAD_PART = 10
 """The part of the budget, 1 in so many, that reads ahead of the plan may fill."""
+
+
+def planned_bytes(budget_bytes: int) -> int:
+    """Return the part of a pool's budget that is planned with; the rest is for reads ahead."""
+    return budget_bytes - budget_bytes // _AHEAD_PART
 
 
 class Home(Protocol):
@@ -94,12 +99,11 @@ class Tier:
         that it is clean afterwards. A tenth of the budget is left out of the plan: what is fetched
         ahead lies there.
         """
-        budget = self._pool.budget_bytes
         self._plan = plan_residency(
             program,
             following,
             self._home.size_bytes,
-            budget - budget // _AHEAD_PART,
+            planned_bytes(self._pool.budget_bytes),
             durable=durable,
             held=self._plan.held_after,
         )
