@@ -8,7 +8,6 @@ from pathlib import Path
 
 import xxhash
 
-from swaptrain.errors import RunError
 from swaptrain.store.files import allocate, run_error
 
 __all__ = ["Journal"]
@@ -50,11 +49,11 @@ class Journal:
         try:
             if self._descriptor < 0:
                 self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-            written = os.pwrite(self._descriptor, entry, place * _ENTRY.size)
+            begin, done = place * _ENTRY.size, 0
+            while done < len(entry):
+                done += os.pwrite(self._descriptor, entry[done:], begin + done)
         except OSError as error:
             raise run_error(error, self.path, "write", len(entry)) from error
-        if written != len(entry):
-            raise RunError(f"cannot write {self.path}: the system wrote {written} bytes")
 
     def read(self, step: int) -> dict[int, int]:
         """Return the checksums of the places that hold content of `step`, as far as is known."""
