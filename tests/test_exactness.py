@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swaptrain.execute import price
+from swaptrain.execute import choose
 from swaptrain.execute.planning import Plan, Planner
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
 
@@ -92,7 +92,7 @@ def test_the_smallest_pool_changes_no_bit(
         "train": {"recompute": mode != "saving"},
     }
     config = config_of(tmp_path / "run", tree)
-    monkeypatch.setattr(price, "_NODE_BYTES", 0)  # small tensors, as many nodes
+    monkeypatch.setattr(choose, "_TENSOR_BYTES", 0)  # small tensors, as many nodes
     plan = Planner.plan
 
     def smallest(planner: Planner) -> Plan:

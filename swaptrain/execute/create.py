@@ -151,11 +151,8 @@ class Creation:
 
     def _spill_files(self) -> None:
         handoff = _largest_handoff(self._plan)
-        builder = self._plan.builder
         self._home.files.create(
-            lambda k: _record_bytes(self._plan, k, handoff),
-            waves=keeps_sums(builder),
-            saves=builder.saves,
+            lambda k: _record_bytes(self._plan, k, handoff), waves=keeps_sums(self._plan.builder)
         )
 
     def _is_written(self, k: int, *, trees: bool) -> bool:

@@ -97,13 +97,13 @@ def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
 
 
 def spare_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
-    """Return what the disk of `run_dir` has beyond what the run needs there, less a tenth."""
+    """Return what scratch may take: half of what the run leaves free on the disk of `run_dir`."""
     device = existing_parent(run_dir).stat().st_dev
     needed_bytes = sum(
         need.total_bytes for need in needs if existing_parent(need.path).stat().st_dev == device
     )
     room_bytes = free_bytes(run_dir) + _reserved_bytes(run_dir).get(device, 0) - needed_bytes
-    return max(0, room_bytes * 9 // 10)
+    return max(0, room_bytes // 2)
 
 
 def _reserved_bytes(run_dir: Path) -> dict[int, int]:

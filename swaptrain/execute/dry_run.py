@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.layouts import Layouts, views
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool, Slab
@@ -20,6 +21,8 @@ from swaptrain.program.step import StepBuilder
 __all__ = ["Measured", "dry_run"]
 
 _ROUNDS = 3
+_STD = 0.02
+"""Of the random numbers, as of many models' initial weights."""
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Measured:
 
     arena_bytes: int = 0
     """What torch takes beyond slabs, at the most."""
+    saved_count: dict[int, int] = field(default_factory=dict)
+    """By isomorphism class: the tensors that autograd saves in a forward."""
     seconds: dict[tuple[Operation, int, bool], float] = field(default_factory=dict)
     """By operation, isomorphism class, and whether autograd's tensors are saved for the backward:
     the least of several rounds."""
@@ -41,15 +46,27 @@ class _DryRun:
         operations: Operations,
         batch: Mapping[str, Tensor],
     ) -> None:
-        self._captured, self._layouts, self._operations = captured, layouts, operations
+        self.captured, self.layouts, self._operations = captured, layouts, operations
         self._batch = batch
         self.measured = Measured()
         self._peaks: list[int] = []
 
-    def saved_bytes(self, instruction: Instruction) -> int:
-        """Return what autograd saves in a forward."""
+    def measure_saved(self, instruction: Instruction) -> int | None:
+        """Return the bytes that autograd saves in a forward; None where they cannot be kept.
+
+        On random numbers: of zeros, a tensor that changed could not be told from what it was.
+        """
         _, slabs = self._slabs(instruction.touches)
-        return self._operations.measure_saved(instruction, slabs)
+        generator = torch.Generator().manual_seed(0)
+        for key, slab in slabs.items():
+            if key.kind in (Kind.STATE, Kind.VALUE):
+                for tensor in views(self.layouts.array(key), slab).values():
+                    if tensor.is_floating_point() and 0 not in tensor.stride():
+                        tensor.normal_(std=_STD, generator=generator)
+        saved = self._operations.measure_saved(instruction, slabs)
+        isomorphism = self.captured.model.segment(instruction.segment).isomorphism
+        self.measured.saved_count[isomorphism] = saved.count
+        return saved.nbytes if saved.complete else None
 
     def sample(self, instructions: list[Instruction]) -> None:
         """Execute instructions on slabs of their own, which they share; note time and memory."""
@@ -67,14 +84,14 @@ class _DryRun:
         return max(self._peaks)
 
     def _note_seconds(self, instruction: Instruction, seconds: float) -> None:
-        isomorphism = self._captured.model.segment(instruction.segment).isomorphism
+        isomorphism = self.captured.model.segment(instruction.segment).isomorphism
         saves = any(key.kind is Kind.SAVED for key in instruction.touches)
         known = self.measured.seconds
         key = instruction.operation, isomorphism, saves
         known[key] = min(seconds, known.get(key, seconds))
 
     def _slabs(self, keys: Iterable[ObjectKey]) -> tuple[Pool, dict[ObjectKey, Slab]]:
-        sizes = {key: self._layouts.size_bytes(key) for key in keys}
+        sizes = {key: self.layouts.size_bytes(key) for key in keys}
         pool = Pool(max(sum(sizes.values()), 4096))
         slabs = {key: pool.take(size) for key, size in sizes.items()}
         for key, slab in slabs.items():
@@ -105,6 +122,7 @@ def dry_run(
     batch: Mapping[str, Tensor],
     *,
     host_bytes: int,
+    saving: bool,
 ) -> Measured:
     """Run a forward, a backward and an update of each isomorphism class, on weights of zero.
 
@@ -113,8 +131,8 @@ def dry_run(
     mark shows it, kernels' own scratch included; where it cannot be reset (no write access to
     /proc/self/clear_refs), twice the graph's own sizes is returned.
 
-    `layouts` learns what autograd saves in the segments whose forward and backward with it fit
-    `host_bytes` beside the rest.
+    With `saving`, `layouts` learns what autograd saves in the segments whose forward and backward
+    with it fit `host_bytes` beside the rest.
     """
     run = _DryRun(captured, layouts, operations, batch)
     updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
@@ -127,10 +145,8 @@ def dry_run(
     for _ in range(_ROUNDS):
         for instruction in samples:
             run.sample([instruction])
-    for segment, saved_bytes in _saved(run, captured, samples).items():
-        layouts.measured(segment, saved_bytes)
     taken = run.peak_bytes - floor_bytes
-    pairs = _saving_pairs(captured, layouts, builder, host_bytes - taken)
+    pairs = _saving_pairs(run, samples, builder, host_bytes - taken) if saving else []
     for _ in range(_ROUNDS):
         for pair in pairs:
             run.sample(list(pair))
@@ -143,30 +159,34 @@ def dry_run(
 
 
 def _saving_pairs(
-    captured: Captured, layouts: Layouts, builder: StepBuilder, limit_bytes: int
+    run: _DryRun, samples: list[Instruction], builder: StepBuilder, limit_bytes: int
 ) -> list[tuple[Instruction, Instruction]]:
-    """Return a forward that saves and its backward, by class; forget what takes too much."""
-    program = replace(builder, saves=frozenset(layouts.saved)).step()
-    pairs = [
-        pair for pair in _pairs(captured, program) if _slab_bytes(layouts, pair) <= limit_bytes
-    ]
-    model = captured.model
-    classes = {model.segment(forward.segment).isomorphism for forward, _ in pairs}
-    for segment in list(layouts.saved):
-        if model.segment(segment).isomorphism not in classes:
-            del layouts.saved[segment]
-    return pairs
+    """Return a forward that saves and its backward, by class, where both fit `limit_bytes`.
 
-
-def _saved(run: _DryRun, captured: Captured, samples: list[Instruction]) -> dict[int, int]:
-    """Return what autograd saves in a forward, by segment; the last one's is used at once."""
-    segments = captured.model.segments
-    by_class = {
-        captured.model.segment(sample.segment).isomorphism: max(1, run.saved_bytes(sample))
+    The layouts take note of what the segments of these classes save.
+    """
+    model, layouts = run.captured.model, run.layouts
+    found = {
+        model.segment(sample.segment).isomorphism: run.measure_saved(sample)
         for sample in samples
         if sample.operation is Operation.FORWARD
     }
-    return {s.index: by_class[s.isomorphism] for s in segments[:-1]}
+    for segment in model.segments[:-1]:  # what the last one saves is used at once
+        saved_bytes = found[segment.isomorphism]
+        if saved_bytes is not None:
+            layouts.note_saved(segment.index, saved_bytes)
+    program = replace(builder, saves=frozenset(layouts.saved)).step()
+    pairs = []
+    for forward, backward in _pairs(run.captured, program):
+        if _slab_bytes(layouts, (forward, backward)) <= limit_bytes:
+            pairs.append((forward, backward))
+        else:
+            layouts.forget_saved(
+                s.index
+                for s in model.segments
+                if s.isomorphism == model.segment(forward.segment).isomorphism
+            )
+    return pairs
 
 
 def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:

@@ -107,10 +107,11 @@ class StoreHome:
             futures = files.write(self._io, slab.memory, row=row, flush=True)
             self._spill_sums[key] = futures
         else:
-            scratch = key.kind is Kind.SAVED  # gone with the process, and large
-            futures = files.write(self._io, slab.memory, row=row, flush=False, checksum=not scratch)
+            # What autograd saved is large, and gone with the process: no checksum, unless asked.
+            checksum = key.kind is not Kind.SAVED or self._verify == "always"
+            futures = files.write(self._io, slab.memory, row=row, flush=False, checksum=checksum)
         self._in_flight[files.path, row] = futures
-        if self._verify == "always" and key.kind is not Kind.SAVED:
+        if self._verify == "always":
             self.unverified[files.path, row] = futures
         self._spilled.add(key)
         self._kept.pop(key, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -84,10 +84,15 @@ class Layouts:
                     layouts[parameter_tensor(name)] = self._array(parameter_tensor(name), [tensor])
         return layouts
 
-    def measured(self, segment: int, saved_bytes: int) -> None:
+    def note_saved(self, segment: int, saved_bytes: int) -> None:
         """Take note of what autograd saves in a forward of the segment, in bytes."""
-        tensor = TensorSpec("saved", (saved_bytes,), (1,), "uint8")
+        tensor = TensorSpec("saved", (max(1, saved_bytes),), (1,), "uint8")
         self.saved[segment] = self._array("saved", [tensor])
+
+    def forget_saved(self, segments: Iterable[int]) -> None:
+        """Take back what was noted: these segments are not to save anything."""
+        for segment in segments:
+            self.saved.pop(segment, None)
 
     @cached_property
     def state_arrays(self) -> dict[int, Sequence[str]]:

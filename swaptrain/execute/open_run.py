@@ -9,7 +9,9 @@ from typing import Literal
 
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
+from swaptrain.errors import RunError
 from swaptrain.execute.boundary import Boundary
+from swaptrain.execute.choose import choose_saves
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, spare_bytes
 from swaptrain.execute.executor import Executor
@@ -18,10 +20,11 @@ from swaptrain.execute.floor import disk_machine, step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
+from swaptrain.execute.machine import Machine
 from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, update_rule
-from swaptrain.execute.price import choose_saves, price
+from swaptrain.execute.price import price
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.training import Change, Evaluation, Training
@@ -88,6 +91,7 @@ class OpenRun:
         that it goes back to first. Raises ConfigError before anything is written.
         """
         config, plan, run_dir = self._config, self._prepared.plan, self._run_dir
+        self._home.files.clear_saved()
         estimate = estimated_data_bytes(config) if self._root is None else 0
         needs = disk_needs(config, plan, self._home, data_bytes=estimate)
         check_disk(needs, run_dir)
@@ -108,8 +112,7 @@ class OpenRun:
         else:
             change = Change(before, update_rule(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
-        plan = choose_saves(plan, config, machine, disk_bytes=spare)
-        self._prepared.plan = plan
+        plan = self._prepared.plan = self._choose_saves(plan, machine, spare)
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(
             config,
@@ -161,6 +164,24 @@ class OpenRun:
         )
         self._slots.delete_free()
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
+
+    def _choose_saves(self, plan: Plan, machine: Machine | None, disk_bytes: int) -> Plan:
+        """Choose which segments save what their backward needs, and reserve room for it."""
+        config, files = self._config, self._home.files
+        chosen = choose_saves(plan, config, machine, disk_bytes=disk_bytes)
+        try:
+            files.reserve_saved(chosen.builder.saves)
+        except RunError as error:  # a quota, which no free space shows
+            self._progress.note(f"the backward recomputes all that it needs: {error}")
+            files.clear_saved()
+            return plan
+        can, most = len(chosen.builder.saves), len(plan.captured.model.segments) - 1
+        if config.train.recompute is False and can < most:
+            self._progress.note(
+                f"train.recompute is false, but only {can} of {most} segments can save what their "
+                "backward needs: memory.host or the disk has no room for more"
+            )
+        return chosen
 
     def _record_config(self) -> None:
         path, content = self._run_dir / "config.yaml", self._config.resolved_yaml().encode()
@@ -314,6 +335,8 @@ class OpenRun:
 
     def _summary(self, plan: Plan) -> str:
         model = plan.captured.model
+        reserved = self._home.files.saved_bytes(plan.builder.saves)
+        saved = f" ({format_size(reserved)} of disk are reserved for it)" if reserved else ""
         step = (
             ""
             if self._expected_s is None
@@ -321,7 +344,7 @@ class OpenRun:
         )
         return (
             f"{model.parameter_count:,} parameters in {len(model.segments)} segments, of which "
-            f"{len(plan.builder.saves)} save what the others recompute{step}; "
+            f"{len(plan.builder.saves)} save what the others recompute{saved}{step}; "
             f"base {format_size(plan.base_bytes)}, memory.host "
             f"{format_size(self._config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "
             f"{format_size(plan.arena_bytes)} for computing"

@@ -14,6 +14,7 @@ from swaptrain.execute.clipping import gradient_norm
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.runner import Operands, Runner
+from swaptrain.execute.saving import SavedTensors
 from swaptrain.execute.update import UpdateRule
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
@@ -65,8 +66,9 @@ class Operations:
         self._put_buffers(instruction, slabs, operands)
         self._store_outputs(instruction, slabs, outputs)
 
-    def measure_saved(self, instruction: Instruction, slabs: Slabs) -> int:
-        """Run a forward for nothing; return the bytes that autograd would save."""
+    def measure_saved(self, instruction: Instruction, slabs: Slabs) -> SavedTensors:
+        """Run a forward for nothing; return what autograd would save, counted but not kept."""
+        self.device.begin(instruction.segment)
         return self._runner.measure_saved(instruction.segment, self._operands(instruction, slabs))
 
     def evaluate(self, instruction: Instruction, slabs: Slabs) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swaptrain.config import Config, check_resume
+from swaptrain.execute.choose import choose_saves
 from swaptrain.execute.disk import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.machine import Machine, known_machine
@@ -10,7 +11,7 @@ from swaptrain.execute.plan_report import PlanReport, Segment
 from swaptrain.execute.plan_table import show
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, recorded_config
-from swaptrain.execute.price import choose_saves, price
+from swaptrain.execute.price import price
 from swaptrain.program.cost import (
     StateBytes,
     break_even_tokens,
@@ -48,7 +49,8 @@ def plan(config: Config) -> PlanReport:
         )
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
         spare = spare_bytes(needs, run_dir)
-        made = choose_saves(made, config, found, disk_bytes=spare)
+        timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
+        made = choose_saves(made, config, timed, disk_bytes=spare)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
     state, boundary_bytes = _state_bytes(made), _boundary_bytes(made)
     commit_every = config.store.commit_every

@@ -237,6 +237,7 @@ class Planner:
                 found.builder,
                 self._batch,
                 host_bytes=config.memory.host - _SLACK_BYTES,
+                saving=not config.train.recompute,
             )
         except IndexError as error:  # an id that an embedding does not have
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""Prices the steps of a plan, and chooses what autograd saves instead of recomputing it."""
+"""Prices the steps of a plan: bytes that they move, seconds that they take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from swaptrain.config import Config
 from swaptrain.execute.machine import Machine
@@ -12,14 +12,10 @@ from swaptrain.program.cost import durable_objects, floor_s
 from swaptrain.program.instructions import Kind, Operation
 from swaptrain.program.residency import Traffic, simulate
 
-__all__ = ["Price", "choose_saves", "price"]
+__all__ = ["Price", "price"]
 
 _LONGEST_SIMULATED = 20_000
 """Instructions; each one that has to make room looks at everything that is held."""
-_TRIALS = 8
-"""Numbers of saving segments that are priced, before the best one's neighbours are."""
-_NODE_BYTES = 2048
-"""What autograd keeps of one node of the graph beside tensors; 1,500 seen in a Llama layer."""
 
 
 @dataclass(frozen=True)
@@ -45,72 +41,6 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
         return Price(traffic, compute_s, None)
     io_s = machine.disk.seconds(traffic.read_bytes, traffic.write_bytes)
     return Price(traffic, compute_s, floor_s(io_s, compute_s, machine.sigma))
-
-
-def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:
-    """Return the plan in which those segments save what autograd needs that make a step shortest.
-
-    The segments that the step turns round at come first: what they save is needed soonest. Without
-    a machine's speeds, those whose saving moves no byte more. `disk_bytes` is what may be reserved
-    for what memory does not hold. `train.recompute` decides for all or for none.
-    """
-    candidates = sorted(plan.layouts.saved, reverse=True)
-    most = len(candidates)
-    while most and not _is_possible(saving := _with_saves(plan, candidates[:most]), disk_bytes):
-        most -= 1
-    if config.train.recompute or not most:
-        return plan
-    if config.train.recompute is False:
-        return saving
-    if len(plan.step()) > _LONGEST_SIMULATED:
-        return saving if _everything_fits(saving) else plan
-    costs: dict[int, tuple[float, float]] = {}
-
-    def cost(count: int) -> tuple[float, float]:
-        if count not in costs:
-            tried = _with_saves(plan, candidates[:count])
-            priced = price(tried, config, machine)
-            assert priced.traffic is not None, "short enough"
-            moved = float(priced.traffic.total_bytes)
-            costs[count] = (priced.step_s or moved, priced.compute_s)
-        return costs[count]
-
-    step = -(-most // _TRIALS)
-    best = min({0, *range(step, most, step), most}, key=cost)
-    while step > 1:
-        step = -(-step // 2)
-        near = {min(most, max(0, best + offset)) for offset in (-step, 0, step)}
-        best = min(near, key=cost)
-        if step == 1:
-            break
-    return _with_saves(plan, candidates[:best])
-
-
-def _with_saves(plan: Plan, segments: list[int]) -> Plan:
-    """Return the plan with these segments saving; the nodes of their graphs need memory too."""
-    model, codes = plan.captured.model, plan.captured.codes
-    nodes = sum(len(codes[model.segment(k).isomorphism].train.graph.nodes) for k in segments)
-    graphs_bytes = nodes * plan.builder.wave * _NODE_BYTES
-    plan = replace(
-        plan,
-        builder=replace(plan.builder, saves=frozenset(segments)),
-        arena_bytes=plan.arena_bytes + graphs_bytes,
-        pool_bytes=plan.pool_bytes - graphs_bytes,
-    )
-    return replace(plan, peaks=plan.check())
-
-
-def _is_possible(plan: Plan, disk_bytes: int) -> bool:
-    saved_bytes = sum(plan.layouts.saved[k].nbytes for k in plan.builder.saves)
-    return (
-        plan.peaks.instruction_bytes <= plan.pool_bytes
-        and saved_bytes * plan.builder.micro_batches <= disk_bytes
-    )
-
-
-def _everything_fits(plan: Plan) -> bool:
-    state_bytes = sum(layout.nbytes for layout in plan.layouts.state.values())
-    return state_bytes + plan.peaks.live_bytes <= plan.pool_bytes
 
 
 def _traffic(plan: Plan, config: Config) -> Traffic | None:

@@ -76,24 +76,28 @@ class Runner:
         (LSTM, masked attention). What autograd saves is dropped; given `memory` (uint8, as many
         bytes as `measure_saved` says), it is kept there, and the graph until `backward`.
         """
+        self._graphs.pop((segment, micro_batch), None)
         if memory is None:
             with saved_tensors_hooks(_drop, _dropped):
                 results, _ = self._call(segment, step, micro_batch, operands)
-        else:
-            saved = self._saved_tensors(segment, operands, memory)
-            with saved_tensors_hooks(saved.pack, saved.unpack):
-                results, leaves = self._call(segment, step, micro_batch, operands)
-            saved.seal()
-            if saved.complete:
-                self._graphs[segment, micro_batch] = _graph_without_memory(results, leaves, saved)
-        return {name: result.detach() for name, result in results.items()}
+            return {name: result.detach() for name, result in results.items()}
+        saved = self._saved_tensors(segment, operands, memory)
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            results, leaves = self._call(segment, step, micro_batch, operands)
+        saved.seal()
+        # Before the leaves lose their memory: an output may be an input as it came.
+        outputs = {name: result.detach() for name, result in results.items()}
+        if saved.complete:
+            self._graphs[segment, micro_batch] = _graph_without_memory(results, leaves, saved)
+        return outputs
 
-    def measure_saved(self, segment: int, operands: Operands) -> int:
-        """Return the bytes of memory that a forward needs to keep what autograd saves."""
+    def measure_saved(self, segment: int, operands: Operands) -> SavedTensors:
+        """Run a forward for nothing; return what autograd would save, counted but not kept."""
         saved = self._saved_tensors(segment, operands, None)
         with saved_tensors_hooks(saved.pack, saved.unpack):
             self._call(segment, 0, 0, operands)
-        return saved.nbytes
+        saved.seal()
+        return saved
 
     def evaluate(self, segment: int, operands: Operands) -> dict[str, Tensor]:
         """Return the segment's outputs in evaluation mode; buffers stay as they are."""
@@ -127,7 +131,7 @@ class Runner:
         if graph is None or memory is None:
             graph = self._recompute(segment, step, micro_batch, operands)
         elif graph.saved is not None:
-            graph.saved.open(_by_kind(operands), memory)
+            graph.saved.open(_lasting(operands), memory)
         spec, leaves = self._model.segment(segment), graph.leaves
 
         def deliver(name: str) -> Callable[[Tensor], None]:
@@ -195,7 +199,7 @@ class Runner:
     ) -> SavedTensors:
         bindings = self._captured.bindings[segment - 1]
         constants = [self._captured.constants[b.name] for b in bindings if b.kind == "constant"]
-        return SavedTensors(_by_kind(operands), constants, memory)
+        return SavedTensors(_lasting(operands), constants, memory)
 
     def _code(self, segment: int) -> Code:
         return self._captured.codes[self._model.segment(segment).isomorphism]
@@ -225,8 +229,8 @@ class Runner:
         return inputs, leaves
 
 
-def _by_kind(operands: Operands) -> dict[str, Tensor]:
-    """Return what a backward is given as the forward was: buffers may have changed by then."""
+def _lasting(operands: Operands) -> dict[str, Tensor]:
+    """Return the operands that are the same in the backward; buffers may have changed by then."""
     parameters = {f"parameter {name}": tensor for name, tensor in operands.parameters.items()}
     return parameters | {f"value {name}": tensor for name, tensor in operands.values.items()}
 

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 __all__ = ["SavedTensors"]
 
 _ALIGNMENT_BYTES = 64
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ class SavedTensors:
     Parts of `operands`, which the backward gets too, are saved as a name and an offset, so that
     their own memory may be given up meanwhile and be elsewhere then. Parts of `constants` stay as
     they are. Everything else is copied into `memory` (uint8, on the host), each storage once, so
-    that what torch allocated is free when the forward ends. Without `memory` only `nbytes` is
-    counted. Where `memory` is too small nothing more is saved, and `complete` is False.
+    that what torch allocated is free when the forward ends. Without `memory` the copies are kept
+    beside it, only to find out `nbytes` and `count`. Where `memory` is too small, or a tensor is
+    not plain numbers with strides (sparse, quantised, conjugated or negated when it is read),
+    `complete` becomes False, and what was saved is of no use.
     """
 
     def __init__(
@@ -74,19 +77,26 @@ class SavedTensors:
     ) -> None:
         self.nbytes = 0
         """Of `memory`, in use."""
+        self.count = 0
+        """Tensors that were saved."""
         self.complete = True
         self._memory = memory
         self._operands = operands
         self._ranges = _ranges([*operands.items(), *(("", tensor) for tensor in constants)])
         self._starts = [start for start, _, _ in self._ranges]
-        self._copies: dict[tuple[int, int, int], tuple[int, int]] = {}
-        """By storage, its version, and where the piece begins: where its copy lies."""
+        self._copies: dict[tuple[int, int, torch.dtype], list[tuple[int, int, Tensor]]] = {}
+        """By storage, version and dtype: where each piece begins there, and its copy in memory."""
         self._storages: list[StorageWeakRef] = []  # so that no other one gets the same identity
         self._brought: dict[tuple[int, int], Tensor] = {}
         """Copies on the device of pieces of the slab, while the backward runs."""
 
     def pack(self, tensor: Tensor) -> _Packed | None:
         """Take a tensor that autograd saves, as it is now."""
+        self.count += 1
+        if not _is_plain(tensor):
+            self.complete = False
+        if not self.complete:
+            return None
         begin = tensor.data_ptr()
         span_bytes = _span(tensor) * tensor.element_size()
         index = bisect_right(self._starts, begin) - 1
@@ -126,32 +136,51 @@ class SavedTensors:
 
     def _copy(self, tensor: Tensor) -> _Copied | None:
         storage, itemsize = tensor.untyped_storage(), tensor.element_size()
-        own_first = int(tensor.storage_offset())
-        first, count = own_first, _span(tensor)
-        whole = storage.nbytes() // itemsize
+        own_first, own_count = int(tensor.storage_offset()), _span(tensor)
+        key = int(storage._cdata), tensor._version, tensor.dtype
+        for first, start, piece in self._copies.get(key, []):
+            if first <= own_first and own_first + own_count <= first + piece.numel():
+                layout = _layout(tensor, own_first - first)
+                # Some views have versions of their own: unsafe_chunk's, in recurrent layers.
+                if _same_bits(layout.of(piece), tensor.detach()):
+                    return _Copied(start, start + piece.numel() * itemsize, layout)
+        first, count, whole = own_first, own_count, storage.nbytes() // itemsize
         if 2 * count >= whole and storage.nbytes() % itemsize == 0:
             first, count = 0, whole  # other parts of it are likely to follow
-        key = int(storage._cdata), tensor._version, first * itemsize
-        place = self._copies.get(key)
-        if place is None or place[1] - place[0] < count * itemsize:
-            start = -(-self.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            place = start, start + count * itemsize
-            self.nbytes = place[1]
-            self._copies[key] = place
-            self._storages.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-            if self._memory is not None:
-                self.complete = self.complete and place[1] <= self._memory.numel()
-                if self.complete:
-                    piece = self._memory[place[0] : place[1]].view(tensor.dtype)
-                    with torch.no_grad():
-                        piece.copy_(tensor.detach().as_strided((count,), (1,), first))
-        if self._memory is None or not self.complete:
+        # Kernels may choose by the address: what began between two cache lines does so again.
+        start = -(-self.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        start += first * itemsize % _ALIGNMENT_BYTES
+        self.nbytes = start + count * itemsize
+        if self._memory is None:
+            piece = torch.empty(count, dtype=tensor.dtype)
+        elif self.nbytes <= self._memory.numel():
+            piece = self._memory[start : self.nbytes].view(tensor.dtype)
+        else:
+            self.complete = False
             return None
-        return _Copied(*place, _layout(tensor, own_first - first))
+        with torch.no_grad():
+            piece.copy_(tensor.detach().as_strided((count,), (1,), first))
+        self._copies.setdefault(key, []).append((first, start, piece))
+        self._storages.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        return _Copied(start, self.nbytes, _layout(tensor, own_first - first))
 
 
 def _layout(tensor: Tensor, offset: int) -> _Layout:
     return _Layout(tensor.dtype, tensor.shape, tensor.stride(), offset, tensor.device)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a copy of the tensor's part of its storage says everything about it."""
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return strided and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits, on the right one's device."""
+    integers = _INTEGERS.get(right.element_size())
+    if integers is None:
+        return False
+    return torch.equal(left.to(right.device).view(integers), right.view(integers))
 
 
 def _span(tensor: Tensor) -> int:

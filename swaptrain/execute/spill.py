@@ -51,23 +51,29 @@ class SpillFiles:
         )
         """What the rows of `values` and the arrays of `buffers` hold, as far as it is known."""
 
-    def create(
-        self, record_bytes: Callable[[int], int], *, waves: bool, saves: Collection[int]
-    ) -> None:
-        """Reserve the files, durably; what exists is kept, but for what autograd saved.
+    def clear_saved(self) -> None:
+        """Delete what autograd saved in an earlier process, which no step can use."""
+        folder = self._path / "saved"
+        if folder.is_dir():
+            with disk_errors(folder, "delete"):
+                shutil.rmtree(folder)
 
-        With `waves` sums are kept before the last wave of a step. `record_bytes` gives the size of
-        the record of what is kept of a segment. `saves` are the segments whose forward saves what
-        its backward needs: there is room for all of it.
+    def reserve_saved(self, saves: Collection[int]) -> None:
+        """Reserve room for all that the segments save which save what their backward needs.
+
+        It is scratch, so nothing is flushed. Raises RunError (disk full).
         """
         make_directory(self._path)
-        names = {f"{k:03d}" for k in saves}
-        for old in [path for path in self._path.glob("saved/*") if path.name not in names]:
-            with disk_errors(old, "delete"):
-                shutil.rmtree(old)
         for k in saves:
-            for files in self.all("saved", f"{k:03d}"):
-                files.create(flush=False)
+            self.of("saved", f"{k:03d}").create(flush=False)
+
+    def create(self, record_bytes: Callable[[int], int], *, waves: bool) -> None:
+        """Reserve the files, durably; what exists is kept.
+
+        With `waves` sums are kept before the last wave of a step. `record_bytes` gives the size of
+        the record of what is kept of a segment.
+        """
+        make_directory(self._path)
         self._one_sum = not (self._deferred or waves)
         for folder, name in self._names(waves):
             for files in self.all(folder, name):
@@ -81,7 +87,7 @@ class SpillFiles:
         flush_file_system(self._path)
 
     def saved_bytes(self, saves: Collection[int]) -> int:
-        """Return what `create` reserves for what autograd saves."""
+        """Return what `reserve_saved` reserves."""
         return sum(files.nbytes for k in saves for files in self.all("saved", f"{k:03d}"))
 
     def disk_bytes(self, *, waves: bool) -> int:

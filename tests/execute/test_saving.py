@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
+from swaptrain.execute.choose import choose_saves
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared
-from swaptrain.execute.price import choose_saves, price
+from swaptrain.execute.price import price
 from swaptrain.execute.runner import Runner
 from swaptrain.execute.saving import SavedTensors
 from swaptrain.program.cost import Disk
 from swaptrain.program.instructions import Kind, Operation
-from tests.support.runs import config_of, losses, trained
+from tests.support.runs import config_of, losses, reference, trained
 
 
 def attention(weight: Tensor, x: Tensor) -> Tensor:
@@ -137,9 +138,14 @@ def test_what_is_saved_is_not_recomputed(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Plan]:
-    """Return a config and its plan before anything is chosen."""
+    """Return a config and its plan before anything is chosen; all its forwards take a second."""
     config = config_of(tmp_path_factory.mktemp("plan") / "run", TREE).resolved()
-    return config, Prepared(config, None, lambda _: None, draw=False).plan
+    plan = Prepared(config, None, lambda _: None, draw=False).plan
+    seconds = {
+        (operation, kind, saves): 3.0 if operation is Operation.BACKWARD and not saves else 1.0
+        for operation, kind, saves in plan.measured.seconds
+    }
+    return config, replace(plan, measured=replace(plan.measured, seconds=seconds))
 
 
 def speeds(bytes_per_s: float) -> Machine:
@@ -151,7 +157,7 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
 ) -> None:
     """With a cache for a part of it, the price decides; the chosen one is no dearer than others."""
     config, plan = made
-    monkeypatch.setattr("swaptrain.execute.price._NODE_BYTES", 0)  # small tensors, as many nodes
+    monkeypatch.setattr("swaptrain.execute.choose._TENSOR_BYTES", 0)  # small tensors, as many nodes
     small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2)
     chosen = {}
     for name, machine in {"slow": speeds(1e3), "fast": speeds(1e15)}.items():
@@ -178,3 +184,61 @@ def test_where_all_fits_all_is_saved_even_without_a_machine(made: tuple[Any, Pla
         if i.operation is Operation.TURN
     )
     assert not choose_saves(plan, config, None, disk_bytes=4096).builder.saves
+
+
+class Odd(torch.nn.Module):
+    """Conjugated views, an output that is its input, a recurrent layer, batch norm, slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        self.recurrent = torch.nn.GRU(16, 16, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.dropout = torch.nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of x (batch, 6, 8) against y (batch, 6, 4)."""
+        h = self.dropout(self.first(x))
+        z = torch.fft.rfft(h)
+        power = (z * z.conj()).real
+        h = self.dropout(self.norm(h + torch.nn.functional.pad(power, (0, 7))))
+        h, _ = self.recurrent(self.dropout(h).contiguous())
+        return torch.nn.functional.mse_loss(self.last(torch.relu_(h.clone())), y)
+
+
+def odd() -> Odd:
+    """Return the model that `model.python` names."""
+    return Odd()
+
+
+def odd_data() -> list[dict[str, Tensor]]:
+    """Return items for it."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {"x": torch.randn(6, 8, generator=generator), "y": torch.randn(6, 4, generator=generator)}
+        for _ in range(8)
+    ]
+
+
+@pytest.mark.parametrize("wave", [1, 3])
+def test_odd_operations_are_saved_or_recomputed_but_never_wrong(wave: int, tmp_path: Path) -> None:
+    """Cut wherever a cut is legal, with what can be saved saved, the losses are plain PyTorch's."""
+    tree: dict[str, Any] = {
+        "model": {"python": "tests.execute.test_saving:odd"},
+        "data": {"python": "tests.execute.test_saving:odd_data", "micro_batches": 3},
+        "memory": {"segment": "4KiB"},
+        "train": {"steps": 3, "recompute": False, "wave": wave},
+    }
+    config = config_of(tmp_path / "run", tree)
+    assert losses(trained(config)) == reference(config).losses
+
+
+def test_what_an_earlier_start_reserved_is_gone_at_the_next(tmp_path: Path) -> None:
+    """A run that is prolonged without saving takes the disk of what was saved back."""
+    saving = {**TREE, "train": {"steps": 1, "recompute": False}}
+    run_dir = trained(config_of(tmp_path / "run", saving))
+    left = run_dir / "spill" / "saved" / "001" / "saved"
+    left.mkdir(parents=True)
+    (left / "zarr.json").write_text("{}")  # as of another version of torch, of another size
+    trained(config_of(tmp_path / "run", {**TREE, "train": {"steps": 2, "recompute": False}}))
+    assert len(losses(run_dir)) == 2
