@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 from swaptrain.errors import RunError
-from swaptrain.store.files import disk_errors, flush_directory, run_error
+from swaptrain.store.files import disk_errors, flush_directory, read_whole, run_error
 
 __all__ = ["CHUNK_TOKENS", "TokenArray", "token_dtype", "write_token_array"]
 
@@ -132,7 +132,7 @@ def read_at(path: Path, offset_bytes: int, count: int, dtype: np.dtype[Any]) -> 
         try:
             # Without this the kernel reads ahead, 128 KiB for each sequence of 1 KiB.
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
-            content = os.pread(handle, count_bytes, offset_bytes)
+            content = read_whole(handle, count_bytes, offset_bytes)
             os.posix_fadvise(handle, offset_bytes, count_bytes, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from swaptrain.errors import RunError
 from swaptrain.observe.step_metrics import StepMetrics
-from swaptrain.store.files import disk_errors, flush_directory, reserve_beyond
+from swaptrain.store.files import disk_errors, flush_directory, read_whole, reserve_beyond
 from swaptrain.strict_json import parse_json
 
 __all__ = ["MetricsFile", "StepMetrics"]
@@ -157,7 +157,7 @@ class MetricsFile:
         if end > 0:
             begin = self._line_begin(end - 1)
             try:
-                json.loads(os.pread(self._handle, end - begin, begin))
+                json.loads(read_whole(self._handle, end - begin, begin))
             except ValueError:
                 end = begin
         if end < size:
@@ -170,7 +170,7 @@ class MetricsFile:
         while begin > 0:
             size = min(_PIECE_BYTES, begin)
             begin -= size
-            newline = os.pread(self._handle, size, begin).rfind(b"\n")
+            newline = read_whole(self._handle, size, begin).rfind(b"\n")
             if newline >= 0:
                 return begin + newline + 1
         return 0

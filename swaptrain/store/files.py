@@ -25,6 +25,7 @@ __all__ += [
     "flush_file_system",
     "free_bytes",
     "make_directory",
+    "read_whole",
     "replace_link",
     "reserve_beyond",
     "run_error",
@@ -171,6 +172,14 @@ def make_directory(path: Path) -> None:
         with disk_errors(directory, "make the directory"):
             directory.mkdir(exist_ok=True)
         flush_directory(directory.parent)
+
+
+def read_whole(descriptor: int, count: int, offset: int) -> bytes:
+    """Return `count` bytes of a file from `offset` on, fewer only where it ends; raises OSError."""
+    content = b""
+    while piece := os.pread(descriptor, count - len(content), offset + len(content)):
+        content += piece
+    return content
 
 
 def write_aside(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,13 @@ def test_a_step_has_the_documented_fields(path: Path) -> None:
     ]
     assert second.keys() - first.keys() == {"eval_loss", "resumed"}
     assert (second["eval_loss"], second["resumed"]) == (None, True)
+
+
+def test_short_reads_cut_no_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that gives a part of what was asked for is asked for the rest."""
+    fill(path, 3)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, size, at: pread(handle, min(size, 5), at))
+    with MetricsFile(path) as file:
+        assert file.last_step() == 3
+    assert steps(path) == [1, 2, 3]
