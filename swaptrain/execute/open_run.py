@@ -229,6 +229,7 @@ class OpenRun:
             base_bytes=plan.base_bytes,
             host_bytes=config.memory.host,
             least_bytes=plan.peaks.instruction_bytes,
+            trim_bytes=plan.arena_bytes if plan.builder.saves else None,
         )
         tier = self._tier = Tier(pool, self._home)
         committer = self._committer = Committer(self._io, self._slots)

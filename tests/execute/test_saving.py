@@ -158,7 +158,7 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
     """With a cache for a part of it, the price decides; the chosen one is no dearer than others."""
     config, plan = made
     monkeypatch.setattr("swaptrain.execute.choose._TENSOR_BYTES", 0)  # small tensors, as many nodes
-    small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2)
+    small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2, arena_bytes=0)
     chosen = {}
     for name, machine in {"slow": speeds(1e3), "fast": speeds(1e15)}.items():
         chosen[name] = choose_saves(small, config, machine, disk_bytes=1 << 40).builder.saves
