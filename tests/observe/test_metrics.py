@@ -160,3 +160,22 @@ def test_short_reads_cut_no_line(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with MetricsFile(path) as file:
         assert file.last_step() == 3
     assert steps(path) == [1, 2, 3]
+
+
+def test_a_bit_that_is_read_wrong_once_costs_no_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks torn is read again before it is cut."""
+    fill(path, 3)
+    pread, seen = os.pread, []
+
+    def wrong_once(handle: int, size: int, at: int) -> bytes:
+        content = pread(handle, size, at)
+        if content:
+            seen.append(content)
+        return content.replace(b"step", b"st\x00p") if content and len(seen) == 3 else content
+
+    monkeypatch.setattr(os, "pread", wrong_once)
+    with MetricsFile(path) as file:
+        assert file.last_step() == 3
+    assert steps(path) == [1, 2, 3] and any(b"step" in content for content in seen[2:3])
