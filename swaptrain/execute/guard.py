@@ -21,7 +21,8 @@ class BudgetGuard:
 
     With `trim_bytes`, first the heap's free pages go back to the kernel when torch holds that much:
     graphs that outlive a forward leave holes between the blocks that it frees, and more of them
-    with each. The pages fault in again where they are needed, so that is not done without need.
+    with each. The pages fault in again where they are needed, so that is not done without need:
+    `trim_bytes` is what torch may hold if the next instruction uses none of the holes again.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class BudgetGuard:
     def check(self) -> None:
         """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
         arena_bytes = self._arena_bytes()
-        if self._trim_bytes is not None and arena_bytes > self._trim_bytes - self._reserve_bytes:
+        if self._trim_bytes is not None and arena_bytes > self._trim_bytes:
             trim()
             arena_bytes = self._arena_bytes()
         allowed_bytes = self._host_bytes - arena_bytes - self._reserve_bytes
