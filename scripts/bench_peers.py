@@ -31,6 +31,7 @@ from rich.table import Table
 
 from swaptrain.config import load_config
 from swaptrain.execute.plan import plan
+from swaptrain.memory.malloc import tune
 from swaptrain.units import GIB, MIB, format_size
 
 __all__ = ["CASES", "Case", "main"]
@@ -125,7 +126,7 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     config.write_text(yaml.safe_dump(tree))
     limit = None
     if options.limit:
-        limit = plan(load_config(config, ())).base_bytes + case.host_gib * GIB + SLACK_BYTES
+        limit = base_bytes(config, options.environment) + case.host_gib * GIB + SLACK_BYTES
     command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
     try:
         done = run_limited(command, limit, options.environment)
@@ -135,6 +136,15 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
         shutil.rmtree(run_dir, ignore_errors=True)
     rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
     return result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+
+
+def base_bytes(config: Path, environment: dict[str, str]) -> int:
+    """Return what a run's process takes before its budget, with the allocator that it will have."""
+    command = [sys.executable, __file__, "--base-of", str(config)]
+    done = run_limited(command, None, environment)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return int(done.stdout)
 
 
 def result(
@@ -203,7 +213,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
     parser.add_argument("--out", type=Path, help="append each step of each system, as JSON lines")
+    parser.add_argument("--base-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.base_of is not None:
+        return options
     if "zero_infinity" in options.systems and options.peer_python is None:
         parser.error(
             "ZeRO-Infinity needs --peer-python (bash scripts/peers/environment.sh makes one); or "
@@ -215,6 +228,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print case after case."""
     options = parse(argv)
+    if options.base_of is not None:
+        tune()
+        print(plan(load_config(options.base_of, ())).base_bytes)
+        return 0
     options.limit = can_limit()
     if not options.limit:
         print("no cgroup can be made here: the systems run without a hard limit", file=sys.stderr)

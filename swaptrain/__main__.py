@@ -14,6 +14,9 @@ _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 
 def command() -> None:
     """Run the command line of this process, and end it with the command's exit code."""
+    from swaptrain.memory.malloc import restart_without_cache
+
+    restart_without_cache()
     # Before the command listens to signals itself, and when it has ended but the interpreter has
     # not: nothing can be lost, so each of them ends the process, which says so by its exit code.
     code: int | None = None

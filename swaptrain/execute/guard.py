@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from swaptrain.memory.malloc import trim
 from swaptrain.memory.slab import Pool
 from swaptrain.observe.memory_usage import resident_bytes
 
@@ -18,11 +17,6 @@ class BudgetGuard:
     a model of 64 segments was seen to take a third more than three rounds of its classes. What the
     process holds beyond base and slabs is looked at after each instruction (tens of microseconds);
     slabs that the budget has no room for any more are given back, and the tier evicts.
-
-    With `trim_bytes`, first the heap's free pages go back to the kernel when torch holds that much:
-    graphs that outlive a forward leave holes between the blocks that it frees, and more of them
-    with each. The pages fault in again where they are needed, so that is not done without need:
-    `trim_bytes` is what torch may hold if the next instruction uses none of the holes again.
     """
 
     def __init__(
@@ -32,23 +26,16 @@ class BudgetGuard:
         base_bytes: int,
         host_bytes: int,
         least_bytes: int,
-        trim_bytes: int | None = None,
     ) -> None:
         self._pool = pool
         self._base_bytes, self._host_bytes = base_bytes, host_bytes
-        self._least_bytes, self._trim_bytes = least_bytes, trim_bytes
+        self._least_bytes = least_bytes
         # For what the next instruction may add: a hundredth, as larger segments add more at once.
         self._reserve_bytes = max(_LEAST_RESERVE_BYTES, host_bytes // 100)
 
     def check(self) -> None:
         """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
-        arena_bytes = self._arena_bytes()
-        if self._trim_bytes is not None and arena_bytes > self._trim_bytes:
-            trim()
-            arena_bytes = self._arena_bytes()
+        arena_bytes = resident_bytes() - self._base_bytes - self._pool.held_bytes
         allowed_bytes = self._host_bytes - arena_bytes - self._reserve_bytes
         if allowed_bytes < self._pool.budget_bytes:
             self._pool.shrink(max(allowed_bytes, self._least_bytes))
-
-    def _arena_bytes(self) -> int:
-        return resident_bytes() - self._base_bytes - self._pool.held_bytes

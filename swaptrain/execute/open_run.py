@@ -112,9 +112,7 @@ class OpenRun:
         else:
             change = Change(before, update_rule(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
-        arena_bytes = plan.arena_bytes
         plan = self._prepared.plan = self._choose_saves(plan, machine, spare)
-        self._trim_bytes = plan.arena_bytes - arena_bytes if plan.builder.saves else None
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(
             config,
@@ -231,7 +229,6 @@ class OpenRun:
             base_bytes=plan.base_bytes,
             host_bytes=config.memory.host,
             least_bytes=plan.peaks.instruction_bytes,
-            trim_bytes=self._trim_bytes,
         )
         tier = self._tier = Tier(pool, self._home)
         committer = self._committer = Committer(self._io, self._slots)

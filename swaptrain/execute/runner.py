@@ -17,6 +17,7 @@ from swaptrain.capture.capture import Captured
 from swaptrain.capture.place import place
 from swaptrain.capture.randomness import draws
 from swaptrain.capture.segments import Code
+from swaptrain.execute.hollow import Hollow
 from swaptrain.execute.saving import SavedTensors
 
 __all__ = ["GradientSink", "Operands", "Runner"]
@@ -57,6 +58,7 @@ class Runner:
         self._micro_batches = micro_batches
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By segment and micro-batch: forwards whose backward need not recompute."""
+        self._hollow = Hollow()
 
     def move_to(self, device: torch.device) -> None:
         """Run the code on `device` from now on; the operands have to lie there."""
@@ -88,7 +90,8 @@ class Runner:
         # Before the leaves lose their memory: an output may be an input as it came.
         outputs = {name: result.detach() for name, result in results.items()}
         if saved.complete:
-            self._graphs[segment, micro_batch] = _graph_without_memory(results, leaves, saved)
+            graph = _graph_without_memory(results, leaves, saved, self._hollow)
+            self._graphs[segment, micro_batch] = graph
         return outputs
 
     def measure_saved(self, segment: int, operands: Operands) -> SavedTensors:
@@ -236,19 +239,15 @@ def _lasting(operands: Operands) -> dict[str, Tensor]:
 
 
 def _graph_without_memory(
-    results: Mapping[str, Tensor], leaves: Mapping[str, Tensor], saved: SavedTensors
+    results: Mapping[str, Tensor], leaves: Mapping[str, Tensor], saved: SavedTensors, hollow: Hollow
 ) -> _Graph:
     """Return the graph of a forward without the memory of its inputs and outputs.
 
-    Autograd needs only the shapes and strides of its leaves: they get storages without bytes.
+    Autograd needs only the shapes and strides of its leaves.
     """
     roots = {name: get_gradient_edge(r) for name, r in results.items() if r.requires_grad}
     for leaf in leaves.values():
-        hollow = torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
-        )
-        hollow.untyped_storage().resize_(0)
-        leaf.data = hollow
+        leaf.data = hollow.like(leaf)
     return _Graph(leaves, roots, None, saved)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -131,6 +132,10 @@ def _train(
         except ConfigError:
             lock.withdraw()
             raise
+        # What was captured lives as long as the run: collections need not go through it again.
+        gc.collect()
+        gc.freeze()
+        held.callback(gc.unfreeze)
         run.training.run()
         run.finish()
         progress.finish(finished_text(run_dir, run.training.step - 1))

@@ -1,23 +1,45 @@
-"""glibc's allocator, told to keep large freed blocks for reuse."""
+"""The C allocator, told to keep large freed blocks for reuse: glibc's, or a preloaded tcmalloc."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+from contextlib import suppress
 from functools import cache
 
-__all__ = ["release", "retain", "trim", "tune"]
+__all__ = ["release", "restart_without_cache", "retain", "trim", "tune"]
 
 # Names and numbers are those of <malloc.h>.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 _NEVER = -1  # mallopt stores it as size_t: the largest threshold
 _LARGE_BYTES = 1 << 20
+_CACHE_COUNT = "glibc.malloc.tcache_count"
+
+
+def restart_without_cache() -> None:
+    """Execute this process anew with glibc's per-thread cache of small blocks off, if it is on.
+
+    Torch's blocks are aligned: behind each remains a small piece, which the cache keeps, as if it
+    were in use, so that the blocks on both sides never become one again. What a language model's
+    last segment takes was seen to be 250 MiB without the cache, 410 to 720 with it. glibc takes
+    the setting only from the environment of a process that starts. Call it before anything else:
+    a restart takes the time that Python needs to start, and keeps the process's number.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if not sys.platform.startswith("linux") or _CACHE_COUNT in tunables:
+        return
+    joined = ":".join(filter(None, (tunables, f"{_CACHE_COUNT}=0")))
+    with suppress(OSError):  # then it stays as it is, and takes more
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "GLIBC_TUNABLES": joined})
 
 
 def tune() -> None:
     """Keep large blocks out of the heap, and give it no second arena; before the first tensor.
 
     What capturing and initialising a model take in large temporaries goes back to the kernel and
-    leaves no holes between the small objects that stay. Does nothing where there is no glibc.
+    leaves no holes between the small objects that stay. Does nothing where there is no glibc, nor
+    under tcmalloc, which keeps sizes apart and freed blocks for reuse by itself.
     """
     _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, _LARGE_BYTES), (M_MMAP_MAX, 1 << 16))
 
@@ -46,10 +68,22 @@ def _set(*options: tuple[int, int]) -> None:
 
 
 def trim() -> None:
-    """Give free pages of the heap back to the kernel; does nothing where there is no glibc."""
-    libc = _glibc()
-    if libc is not None:
+    """Give free pages of the heap back to the kernel; does nothing with an unknown allocator."""
+    tcmalloc, libc = _tcmalloc(), _glibc()
+    if tcmalloc is not None:
+        tcmalloc.MallocExtension_ReleaseFreeMemory()
+    elif libc is not None:
         libc.malloc_trim(0)
+
+
+@cache
+def _tcmalloc() -> ctypes.CDLL | None:
+    """Return this process's symbols if gperftools' tcmalloc was preloaded (LD_PRELOAD)."""
+    try:
+        process = ctypes.CDLL(None)
+    except OSError:
+        return None
+    return process if hasattr(process, "MallocExtension_ReleaseFreeMemory") else None
 
 
 @cache

@@ -1,0 +1,41 @@
+"""The allocator's settings reach the process, and the heap is given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+RESTARTED = """
+import os, sys
+from swaptrain.memory.malloc import restart_without_cache
+restart_without_cache()
+print(os.getpid(), os.environ["GLIBC_TUNABLES"], *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "glibc.malloc.tcache_count=0"),
+        ("glibc.malloc.arena_max=1", "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0"),
+        ("glibc.malloc.tcache_count=3", "glibc.malloc.tcache_count=3"),
+    ],
+)
+def test_a_process_restarts_once_with_its_arguments_and_number(
+    before: str | None, after: str
+) -> None:
+    """What the user set stays."""
+    environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    if before is not None:
+        environment["GLIBC_TUNABLES"] = before
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESTARTED, "one argument", "--two"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    output, _ = process.communicate(timeout=60)
+    assert output == f"{process.pid} {after} one argument --two\n"
