@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,19 @@ class Result:
     limit: str
     rows: list[dict[str, Any]]
     failure: str = ""
+    commit_every: int = 1
 
     def median(self, key: str) -> float:
-        """Return the median of a column."""
-        return float(statistics.median(row[key] for row in self.rows))
+        """Return the median of a column; with commit_every m > 1, of a mean step.
+
+        Only the last step measured commits then, since a run ends with a commit: the others'
+        median counts m - 1 times.
+        """
+        *others, last = (float(row[key]) for row in self.rows)
+        if self.commit_every == 1:
+            return statistics.median((*others, last))
+        usual = statistics.median(others)
+        return usual + (last - usual) / self.commit_every
 
 
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
@@ -135,7 +144,8 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
-    return result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+    found = result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+    return replace(found, commit_every=case.commit_every)
 
 
 def base_bytes(config: Path, environment: dict[str, str]) -> int:
