@@ -92,6 +92,8 @@ def test_no_position_of_a_signal_changes_a_bit(
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
     head = (
         "import os, signal, time\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from swaptrain.execute.stopping import StopRequest\n"
         "me = os.getpid()\n"
     )
