@@ -31,7 +31,7 @@ from rich.table import Table
 
 from swaptrain.config import load_config
 from swaptrain.execute.plan import plan
-from swaptrain.memory.malloc import tune
+from swaptrain.memory.malloc import restart_without_cache, tune
 from swaptrain.units import GIB, MIB, format_size
 
 __all__ = ["CASES", "Case", "main"]
@@ -227,6 +227,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.base_of is not None:
         return options
+    if options.steps < 2:
+        parser.error("--steps is 2 or more: one of them may be the only one that commits")
     if "zero_infinity" in options.systems and options.peer_python is None:
         parser.error(
             "ZeRO-Infinity needs --peer-python (bash scripts/peers/environment.sh makes one); or "
@@ -239,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print case after case."""
     options = parse(argv)
     if options.base_of is not None:
+        restart_without_cache()  # as the command does
         tune()
         print(plan(load_config(options.base_of, ())).base_bytes)
         return 0

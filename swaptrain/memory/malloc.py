@@ -27,7 +27,7 @@ def restart_without_cache() -> None:
     a restart takes the time that Python needs to start, and keeps the process's number.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if not sys.platform.startswith("linux") or _CACHE_COUNT in tunables:
+    if sys.platform != "linux" or not sys.executable or _CACHE_COUNT in tunables:
         return
     joined = ":".join(filter(None, (tunables, f"{_CACHE_COUNT}=0")))
     with suppress(OSError):  # then it stays as it is, and takes more
@@ -79,22 +79,23 @@ def trim() -> None:
 @cache
 def _tcmalloc() -> ctypes.CDLL | None:
     """Return this process's symbols if gperftools' tcmalloc was preloaded (LD_PRELOAD)."""
-    try:
-        process = ctypes.CDLL(None)
-    except OSError:
-        return None
-    return process if hasattr(process, "MallocExtension_ReleaseFreeMemory") else None
+    return _process("MallocExtension_ReleaseFreeMemory")
 
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
     """Return the C library of this process if it is glibc."""
+    libc = _process("gnu_get_libc_version", "mallopt", "malloc_trim")
+    if libc is not None:
+        libc.mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+        libc.malloc_trim.argtypes = (ctypes.c_size_t,)
+    return libc
+
+
+def _process(*names: str) -> ctypes.CDLL | None:
+    """Return the symbols of this process if these are among them."""
     try:
-        libc = ctypes.CDLL(None)
+        process = ctypes.CDLL(None)
     except OSError:
         return None
-    if not all(hasattr(libc, name) for name in ("gnu_get_libc_version", "mallopt", "malloc_trim")):
-        return None
-    libc.mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
-    libc.malloc_trim.argtypes = (ctypes.c_size_t,)
-    return libc
+    return process if all(hasattr(process, name) for name in names) else None

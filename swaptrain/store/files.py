@@ -177,7 +177,10 @@ def make_directory(path: Path) -> None:
 def read_whole(descriptor: int, count: int, offset: int) -> bytes:
     """Return `count` bytes of a file from `offset` on, fewer only where it ends; raises OSError."""
     content = b""
-    while piece := os.pread(descriptor, count - len(content), offset + len(content)):
+    while len(content) < count:
+        piece = os.pread(descriptor, count - len(content), offset + len(content))
+        if not piece:
+            break
         content += piece
     return content
 

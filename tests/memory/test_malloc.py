@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from swaptrain.memory.malloc import restart_without_cache
+
 RESTARTED = """
 import os, sys
 from swaptrain.memory.malloc import restart_without_cache
@@ -39,3 +41,20 @@ def test_a_process_restarts_once_with_its_arguments_and_number(
     )
     output, _ = process.communicate(timeout=60)
     assert output == f"{process.pid} {after} one argument --two\n"
+
+
+def test_a_process_that_cannot_restart_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes more memory then, which is no reason to refuse."""
+    tried = []
+
+    def refuse(*arguments: object) -> None:
+        tried.append(arguments)
+        raise PermissionError(1, "no")
+
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.setattr(os, "execve", refuse)
+    restart_without_cache()
+    assert len(tried) == 1
+    monkeypatch.setattr(sys, "executable", "")  # an embedded interpreter
+    restart_without_cache()
+    assert len(tried) == 1
