@@ -1,9 +1,9 @@
 """Compare swaptrain with ZeRO-Infinity, memory-mapped PyTorch and PyTorch in memory.
 
 Same model, weights, data, number of threads and allocator; one system after the other on an idle
-machine, each as a process under a hard memory limit. Prints, for each case, medians of a step after
-warm-up and how many times as long as swaptrain each system takes; the losses beside them show that
-all did the same job.
+machine (--rounds: in turns), each as a process under a hard memory limit. Prints, for each case,
+medians of a step after warm-up and how many times as long as swaptrain each system takes; the
+losses beside them show that all did the same job.
 
     bash scripts/peers/environment.sh                     # once, for ZeRO-Infinity
     python scripts/bench_peers.py --peer-python .venv-deepspeed/bin/python
@@ -75,18 +75,20 @@ class Result:
     rows: list[dict[str, Any]]
     failure: str = ""
     commit_every: int = 1
+    ends: int = 1
+    """Rows at the end that are last steps of a run."""
 
     def median(self, key: str) -> float:
         """Return the median of a column; with commit_every m > 1, of a mean step.
 
-        Only the last step measured commits then, since a run ends with a commit: the others'
+        Only the last step of a run commits then, since a run ends with a commit: the others'
         median counts m - 1 times.
         """
-        *others, last = (float(row[key]) for row in self.rows)
+        column = [float(row[key]) for row in self.rows]
         if self.commit_every == 1:
-            return statistics.median((*others, last))
-        usual = statistics.median(others)
-        return usual + (last - usual) / self.commit_every
+            return statistics.median(column)
+        usual = statistics.median(column[: -self.ends])
+        return usual + (statistics.median(column[-self.ends :]) - usual) / self.commit_every
 
 
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
@@ -146,6 +148,21 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
     found = result("swaptrain", limit, rows, done.returncode, done.stderr, options)
     return replace(found, commit_every=case.commit_every)
+
+
+def together(runs: Sequence[Result]) -> Result:
+    """Return one system's steps of all rounds, or the first failure of one.
+
+    With commit_every > 1 the steps that commit stay the last ones.
+    """
+    failed = next((run for run in runs if run.failure), None)
+    if failed is not None:
+        return failed
+    return replace(
+        runs[0],
+        rows=[row for run in runs for row in run.rows[:-1]] + [run.rows[-1] for run in runs],
+        ends=len(runs),
+    )
 
 
 def base_bytes(config: Path, environment: dict[str, str]) -> int:
@@ -219,6 +236,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer-python", type=Path, help="the Python that has DeepSpeed")
     parser.add_argument("--steps", type=int, default=5, help="steps measured (default 5)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
+    parser.add_argument("--rounds", type=int, default=1,
+                        help="times that every system has its turn, in alternating order, for a "
+                             "machine whose speed changes within minutes (default 1)")  # fmt: skip
     parser.add_argument("--clip-norm", type=float, help="clip by the global norm; default: not")
     parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
@@ -227,6 +247,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.base_of is not None:
         return options
+    if options.rounds < 1:
+        parser.error("--rounds is 1 or more")
     if options.steps < 2:
         parser.error("--steps is 2 or more: one of them may be the only one that commits")
     if "zero_infinity" in options.systems and options.peer_python is None:
@@ -249,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.limit:
         print("no cgroup can be made here: the systems run without a hard limit", file=sys.stderr)
     allocator = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
-    options.environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+    options.environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
     if allocator is None:
         print("tcmalloc is not installed: all systems use glibc's allocator", file=sys.stderr)
     else:
@@ -267,17 +289,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for other in {c.shape for c in CASES.values()}:
                     shutil.rmtree(work / other, ignore_errors=True)
                 write_job(job, case.shape, sequences=256)
-            results = []
-            for system in options.systems:
-                if system != "swaptrain" and system not in case.limits_gib:
-                    continue
-                print(f"{name}: {system} ...", file=sys.stderr, flush=True)
-                results.append(measure(case, system, options, job, work))
-                if options.out:
-                    with options.out.open("a") as file:
-                        for row in results[-1].rows:
-                            print(json.dumps({"case": name, "system": system, **row}), file=file)
-            show(name, case, results)
+            systems = [s for s in options.systems if s == "swaptrain" or s in case.limits_gib]
+            runs: dict[str, list[Result]] = {system: [] for system in systems}
+            for turn in range(options.rounds):
+                for system in reversed(systems) if turn % 2 else systems:
+                    print(f"{name}, round {turn + 1}: {system} ...", file=sys.stderr, flush=True)
+                    runs[system].append(measure(case, system, options, job, work))
+                    if options.out:
+                        tags = {"case": name, "round": turn + 1, "system": system}
+                        with options.out.open("a") as file:
+                            for row in runs[system][-1].rows:
+                                print(json.dumps({**tags, **row}), file=file)
+            show(name, case, [together(found) for found in runs.values()])
     return 0
 
 

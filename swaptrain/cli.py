@@ -22,6 +22,8 @@ from swaptrain.store.files import run_error
 
 __all__ = ["main"]
 
+_SPIN_COUNT = 10_000
+"""Rounds of GNU's OpenMP before a thread that waits sleeps: 0.1 to 0.2 ms."""
 _PROGRAM = "python -m swaptrain"
 _EPILOG = """\
 Verbs:
@@ -287,8 +289,10 @@ def _check_run(run: Path) -> None:
 def _tune_malloc() -> None:
     """Set up what torch reads when it is imported: the allocator, and how its threads wait.
 
-    Threads that spin while they wait for each other take the cores from the I/O threads, and make
-    a step ten times slower where another process wants them too. Waiting changes no result.
+    Threads that spin for long while they wait for each other take the cores from the I/O threads,
+    and make a step ten times slower where another process wants them too. Threads that sleep at
+    once take 70 microseconds to wake, before each operation, ten times what a small one takes.
+    So they spin for a tenth of a millisecond. Waiting changes no result.
     """
     from swaptrain.memory.malloc import tune
     from swaptrain.store.files import user_cache
@@ -298,7 +302,9 @@ def _tune_malloc() -> None:
         torch_cache = user_cache() / "torch"
         torch_cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(torch_cache))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
     tune()
 
 

@@ -1,7 +1,7 @@
 """What this machine can do: the disk's speed, flop/s, and how much I/O slows computing.
 
 The figures are estimates of a moment: each is measured for a few tenths of a second, on an
-otherwise idle machine at best, with files of 64 MiB; a drive that slows down when its write cache
+otherwise idle machine at best, with a file of 128 MiB; a drive that slows down when its write cache
 is full is overestimated, one that is busy underestimated. They are used for predictions and for
 `roofline_fraction`, never for what a run computes.
 """
@@ -9,22 +9,25 @@ is full is overestimated, one that is busy underestimated. They are used for pre
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from swaptrain.errors import SwaptrainError
 from swaptrain.execute.processor import this_machine
+from swaptrain.memory.mapping import Mapping, resident
 from swaptrain.program.cost import Disk
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import existing_parent, free_bytes, user_cache
@@ -33,12 +36,13 @@ from swaptrain.strict_json import read_json
 __all__ = ["Machine", "cache_path", "known_machine", "machine"]
 
 _PIECE_BYTES = 2 << 20
-_PIECES = 32
+_PIECES = 64
 _DEPTH = 4
-_DISK_S = 0.25
+_DISK_S = 0.2
 _COMPUTE_S = 0.2
+_ROUNDS = 3
 _SIZE = 512
-_FORMAT = 2
+_FORMAT = 3
 _MOST_BYTES = 2**20
 _MOST_PER_S = 1e18
 
@@ -80,7 +84,7 @@ def machine(
 
     Measured again when the disk or the processor is another one, when the figures cannot be read,
     and, on a machine that was busy at the time, once it is not: the better ones of both are kept.
-    Takes about two seconds, 64 MiB of disk and 12 MiB of memory. None where the disk refuses: a
+    Takes about four seconds, 128 MiB of disk and 12 MiB of memory. None where the disk refuses: a
     run does not fail because its speed is unknown.
     """
     known, busy = _known(path, device)
@@ -94,7 +98,7 @@ def machine(
     if free_bytes(path) < 4 * _PIECES * _PIECE_BYTES:
         return None
     note(
-        "measuring the disk and the processor, two seconds"
+        "measuring the disk and the processor, four seconds"
         + (": other processes are at work, so it will be done again" if busy_now else "")
     )
     try:
@@ -127,31 +131,41 @@ class _Load:
 
     def __init__(self, io: DirectIO, path: Path) -> None:
         self._io, self._path = io, path
-        self._memory = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(_DEPTH)]
-        noise = os.urandom(1 << 16)  # some drives compress
+        # Huge pages, as slabs have: from single pages the development machine's disk reads and
+        # writes half as fast, since a request to it has at most 254 pieces of memory.
+        self._memory = [resident(_PIECE_BYTES)[0] for _ in range(_DEPTH)]
+        noise = np.frombuffer(os.urandom(1 << 16), np.uint8)  # some drives compress
         for memory in self._memory:
-            for _ in range(_PIECE_BYTES // len(noise)):
-                memory.write(noise)
+            memory.view().reshape(-1, noise.size)[:] = noise
+
+    def fill(self) -> None:
+        """Write the whole file once: blocks that never were written are slower, or not read."""
+        count = iter(range(_PIECES))
+        self.run(lambda _: True, lambda: next(count, None) is None)
 
     def run(self, writes: Callable[[int], bool], stop: Callable[[], bool]) -> float:
         """Return bytes per second; `writes` says of each request whether it is a write."""
-        begun, done_bytes, number = time.perf_counter(), 0, 0
+        begun, number = time.perf_counter(), 0
+        pending: deque[tuple[Mapping, Future[Any]]] = deque()
+        free = deque(self._memory)
         while not stop():
-            futures = []
-            for memory in self._memory:
-                piece, view = number % _PIECES, memoryview(memory)
-                offset = piece * _PIECE_BYTES
-                futures.append(
-                    self._io.write(self._path, view, offset=offset, flush=False, checksum=False)
-                    if writes(number)
-                    else self._io.read(self._path, view, offset=offset)
-                )
-                number += 1
-            for future in futures:
+            if not free:
+                memory, future = pending.popleft()
                 future.result()
-            done_bytes += _DEPTH * _PIECE_BYTES
+                free.append(memory)
+            memory = free.popleft()
+            offset, view = number % _PIECES * _PIECE_BYTES, memory.view().data
+            request: Future[Any] = (
+                self._io.write(self._path, view, offset=offset, flush=False, checksum=False)
+                if writes(number)
+                else self._io.read(self._path, view, offset=offset)
+            )
+            pending.append((memory, request))
+            number += 1
+        for _, future in pending:
+            future.result()
         self._io.flush(self._path).result()
-        return done_bytes / (time.perf_counter() - begun)
+        return number * _PIECE_BYTES / (time.perf_counter() - begun)
 
 
 def _measure(
@@ -166,9 +180,11 @@ def _measure(
             finally:
                 os.close(descriptor)
             load = _Load(io, file)
-            write = load.run(lambda _: True, _timer(_DISK_S))
-            read = load.run(lambda _: False, _timer(_DISK_S))
-            disk = Disk(read, write, load.run(_every_other, _timer(_DISK_S)))
+            load.fill()
+            # Turn and turn about: what slows the disk for a moment must not look like its speed.
+            kinds = (lambda _: False), (lambda _: True), _every_other
+            rounds = [[load.run(kind, _timer(_DISK_S)) for kind in kinds] for _ in range(_ROUNDS)]
+            disk = Disk(*map(max, zip(*rounds, strict=True)))
             flops = dict(known.flops_per_s) if known is not None else {}
             flops.update({dtype: _flops_per_s(device, dtype) for dtype in dtypes})
             return Machine(disk, _sigma(load, device), flops)
@@ -186,17 +202,23 @@ def _timer(duration_s: float) -> Callable[[], bool]:
 
 
 def _sigma(load: _Load, device: torch.device) -> float:
-    """Return how much slower matrix products are while the disk is fully busy, as a part of 1."""
-    alone = _flops_per_s(device, "float32")
-    done = threading.Event()
-    with ThreadPoolExecutor(1) as executor:
-        busy = executor.submit(load.run, _every_other, done.is_set)
-        try:
-            beside = _flops_per_s(device, "float32")
-        finally:
-            done.set()
-        busy.result()
-    return min(1.0, max(0.0, 1 - beside / alone))
+    """Return how much slower matrix products are while the disk is fully busy, as a part of 1.
+
+    The median of several trials, each a moment alone and one beside the disk.
+    """
+    slower = []
+    for _ in range(_ROUNDS):
+        alone = _flops_per_s(device, "float32")
+        done = threading.Event()
+        with ThreadPoolExecutor(1) as executor:
+            busy = executor.submit(load.run, _every_other, done.is_set)
+            try:
+                beside = _flops_per_s(device, "float32")
+            finally:
+                done.set()
+            busy.result()
+        slower.append(1 - beside / alone)
+    return min(1.0, max(0.0, statistics.median(slower)))
 
 
 def _flops_per_s(device: torch.device, dtype: str) -> float:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from swaptrain.errors import SwaptrainError
+from swaptrain.memory.mapping import PAGE_BYTES, Mapping, resident
 from swaptrain.units import format_size
 
-__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab", "touch"]
-
-PAGE_BYTES = 4096
-HUGE_PAGE_BYTES = 2 * 2**20
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
+__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab"]
 
 PinCallback = Callable[[int, int], None]
 """Called with the address and the bytes of a mapping."""
@@ -44,30 +37,13 @@ class PoolExhausted(SwaptrainError):
         )
 
 
-@dataclass(eq=False)
-class _Mapping:
-    """One anonymous mapping; `start` is where the aligned part begins."""
-
-    memory: mmap.mmap
-    start: int
-    nbytes: int
-
-    def view(self) -> NDArray[np.uint8]:
-        """Return the whole aligned part as a new array, which every later view refers to."""
-        return np.frombuffer(self.memory, np.uint8, self.nbytes, self.start)
-
-    @property
-    def address(self) -> int:
-        return int(self.view().ctypes.data)
-
-
 class Slab:
     """A piece of memory that belongs to its holder until it is given back to the pool.
 
     Views (`memory`, `tensor`) share the memory without a copy and keep it mapped while they live.
     """
 
-    def __init__(self, mapping: _Mapping) -> None:
+    def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
         self._view: NDArray[np.uint8] | None = mapping.view()
 
@@ -97,10 +73,11 @@ class Pool:
     """Slabs whose bytes, in use and kept for reuse together, never exceed a budget.
 
     `held_bytes` is what is mapped (and touched, so resident): `live_bytes`, which is in use, and
-    free slabs, which wait for a `take` of exactly their size and are unmapped, the longest unused
-    first, when another size needs the room. A slab that was given back while a view of it is still
-    alive somewhere counts as in use until the last view is gone: it is neither reused (the view
-    would change under its holder) nor unmapped (reading it would crash).
+    free slabs, which wait for a `take` of exactly their size. When another size needs the room,
+    the longest unused ones are given up, and their pages become the new slab's. A slab that was
+    given back while a view of it is still alive somewhere counts as in use until the last view is
+    gone: it is neither reused (the view would change under its holder) nor unmapped (reading it
+    would crash).
 
     `pin` and `unpin` are called after a mapping is made and before it is undone. Thread-safe.
     """
@@ -116,10 +93,10 @@ class Pool:
         self._pin, self._unpin = pin, unpin
         self._lock = threading.RLock()
         self._live: set[Slab] = set()
-        self._free: dict[_Mapping, None] = {}  # the longest unused first
-        self._viewed: dict[_Mapping, weakref.ref[NDArray[np.uint8]]] = {}
+        self._free: dict[Mapping, None] = {}  # the longest unused first
+        self._viewed: dict[Mapping, weakref.ref[NDArray[np.uint8]]] = {}
         # Filled by weak references' callbacks, which may run inside any statement of any thread.
-        self._unviewed: deque[_Mapping] = deque()
+        self._unviewed: deque[Mapping] = deque()
 
     @property
     def live_bytes(self) -> int:
@@ -151,8 +128,9 @@ class Pool:
                 used_bytes = self._used_bytes()
                 if used_bytes + nbytes > self.budget_bytes:
                     raise PoolExhausted(nbytes, used_bytes, self.budget_bytes)
-                self._release(self.budget_bytes - used_bytes - nbytes)
-                mapping = self._map(nbytes)
+                mapping = self._map(
+                    nbytes, self._spare(self.budget_bytes - used_bytes - nbytes, nbytes)
+                )
             slab = Slab(mapping)
             self._live.add(slab)
             return slab
@@ -184,7 +162,7 @@ class Pool:
             self._collect()
             self._release(0)
 
-    def _on_last_view(self, mapping: _Mapping) -> Callable[[object], None]:
+    def _on_last_view(self, mapping: Mapping) -> Callable[[object], None]:
         return lambda _: self._unviewed.append(mapping)
 
     def _used_bytes(self) -> int:
@@ -200,54 +178,34 @@ class Pool:
 
     def _release(self, keep_bytes: int) -> None:
         """Unmap free slabs, the longest unused first, until at most `keep_bytes` of them remain."""
+        for mapping in self._spare(keep_bytes):
+            mapping.close()
+
+    def _spare(self, keep_bytes: int, least_bytes: int = 0) -> list[Mapping]:
+        """Take out free slabs, the longest unused first, until at most `keep_bytes` remain.
+
+        If that takes any, then as many as make up `least_bytes`, or all.
+        """
         free_bytes = sum(mapping.nbytes for mapping in self._free)
-        while free_bytes > keep_bytes:
+        spare: list[Mapping] = []
+        spare_bytes = 0
+        while free_bytes > keep_bytes or (spare and self._free and spare_bytes < least_bytes):
             mapping = next(iter(self._free))
             del self._free[mapping]
             free_bytes -= mapping.nbytes
+            spare_bytes += mapping.nbytes
             if self._unpin is not None:
                 self._unpin(mapping.address, mapping.nbytes)
-            mapping.memory.close()
+            spare.append(mapping)
+        return spare
 
-    def _map(self, nbytes: int) -> _Mapping:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        huge = nbytes >= HUGE_PAGE_BYTES
-        # The extra address range is never touched, so it costs no memory.
-        memory = mmap.mmap(-1, nbytes + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
-        mapping = _Mapping(memory, 0, nbytes)
-        if huge:
-            mapping.start = -mapping.address % HUGE_PAGE_BYTES
-            # Whole huge pages only: one that covers the end would be resident beyond `nbytes`.
-            whole_bytes = nbytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-            _advise(memory, mmap.MADV_HUGEPAGE, mapping.start, whole_bytes)
-        _populate(memory, mapping.start, nbytes)
+    def _map(self, nbytes: int, spare: list[Mapping]) -> Mapping:
+        """Return a new mapping in the place of those that are spare; keep what remains of them."""
+        mapping, rest = resident(nbytes, spare)
+        if rest is not None:
+            self._free[rest] = None
         if self._pin is not None:
-            self._pin(mapping.address, nbytes)
+            for new in (mapping, rest):
+                if new is not None:
+                    self._pin(new.address, new.nbytes)
         return mapping
-
-
-def touch(nbytes: int) -> None:
-    """Take `nbytes` of RAM and give them back: what would fail in the middle of a run fails now.
-
-    Raises OSError when the kernel refuses.
-    """
-    pages_bytes = -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    with mmap.mmap(-1, pages_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        _advise(memory, mmap.MADV_HUGEPAGE, 0, pages_bytes)
-        _populate(memory, 0, pages_bytes)
-
-
-def _populate(memory: mmap.mmap, start: int, nbytes: int) -> None:
-    """Make part of a mapping resident; raises OSError when there is no memory for it."""
-    try:
-        memory.madvise(_MADV_POPULATE_WRITE, start, nbytes)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        np.frombuffer(memory, np.uint8, nbytes, start)[::PAGE_BYTES] = 0  # a kernel before 5.14
-
-
-def _advise(memory: mmap.mmap, advice: int, start: int, nbytes: int) -> None:
-    """Give advice on part of a mapping, where the kernel takes it."""
-    with suppress(OSError):
-        memory.madvise(advice, start, nbytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swaptrain.memory.limits import available_bytes, cgroup_limit
-from swaptrain.memory.slab import touch
+from swaptrain.memory.mapping import touch
 
 MIB = 1 << 20
 UNLIMITED = 9223372036854771712
@@ -73,7 +73,7 @@ def test_memory_that_may_not_be_mapped_is_refused_when_it_is_touched() -> None:
     touch(3 << 20)
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30));"
-        "from swaptrain.memory.slab import touch\n"
+        "from swaptrain.memory.mapping import touch\n"
         "try: touch(8 << 30)\n"
         "except OSError as error: print(error.errno)"
     )
