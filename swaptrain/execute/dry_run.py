@@ -147,9 +147,12 @@ def dry_run(
             run.sample([instruction])
     taken = run.peak_bytes - floor_bytes
     pairs = _saving_pairs(run, samples, builder, host_bytes - taken) if saving else []
-    for _ in range(_ROUNDS):
+    plain = [i for i in samples if i.operation in (Operation.FORWARD, Operation.BACKWARD)]
+    for _ in range(_ROUNDS if pairs else 0):
         for pair in pairs:
             run.sample(list(pair))
+        for instruction in plain:  # once more: the machine may have been slower before
+            run.sample([instruction])
     taken = run.peak_bytes - floor_bytes
     operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
     release()
