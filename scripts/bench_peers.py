@@ -188,8 +188,8 @@ def result(
     if code:
         last = (errors.strip().splitlines() or [""])[-1]
         failure = "killed: out of memory" if code in (-9, 137) else f"exit {code}: {last}"
-    elif len(rows) <= options.warmup:
-        failure = "ended before its first measured step"
+    elif len(rows) <= options.warmup + 1:
+        failure = "ended before its second measured step"
     return Result(system, shown, rows[options.warmup :], failure)
 
 

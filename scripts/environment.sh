@@ -5,8 +5,9 @@ VENV="${VENV:-.venv}"
 # PyTorch's threads wait for each other by spinning, which makes a step ten times slower where
 # another process wants the same cores; so they spin for a short time only, as under the command.
 # How they wait changes no result.
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
-export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
+if [[ -z "${OMP_WAIT_POLICY:-}" ]]; then
+    export OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-10000}"
+fi
 
 # Usage: make_environment [dev]. Afterwards "$VENV/bin/python" runs swaptrain (dev: its tests too).
 make_environment() {

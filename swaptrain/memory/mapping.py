@@ -1,11 +1,11 @@
-"""Anonymous memory in huge pages, which can go from one mapping to another without being copied."""
+"""Anonymous memory whose huge pages can go from one mapping to another without being copied."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import mmap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -18,6 +18,9 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * 2**20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4  # the last one is Linux 5.7's
+_MAP_FIXED_NOREPLACE = 0x100000
+_MOST_PIECES = 64
+"""Of one mapping: the kernel counts each, and a process may have 65,530."""
 
 
 class Mapping:
@@ -35,6 +38,7 @@ class Mapping:
         if huge:
             with suppress(OSError):
                 self._memory.madvise(mmap.MADV_HUGEPAGE, self._start, self._huge_bytes)
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE, self._start + self._huge_bytes)
         self._pieces: list[tuple[int, int]] = []
         """Offset and bytes of what is resident and the kernel can move in one call, in order."""
 
@@ -55,20 +59,22 @@ class Mapping:
     def populate(self) -> None:
         """Make what is not resident resident; raises OSError when there is no memory for it."""
         filled = self.movable_bytes
+        if filled < self.nbytes:
+            _populate(self._memory, self._start + filled, self.nbytes - filled)
         if filled < self._huge_bytes:
             self._pieces.append((filled, self._huge_bytes - filled))
-        first = self._start + filled
-        if filled < self.nbytes:
-            _populate(self._memory, first, self.nbytes - filled)
 
     def take_pages(self, spare: Iterable[Mapping]) -> None:
         """Take over huge pages of `spare`, in that order, as many as there is place for.
 
-        They keep their content. Where the kernel moves no pages, none are taken.
+        They keep their content. Where the kernel moves no pages, none are taken; and where they
+        would come in more pieces than it should keep books of, not all.
         """
         filled = self.movable_bytes
         for source in spare:
             while source._pieces and filled < self._huge_bytes:
+                if len(self._pieces) == _MOST_PIECES:
+                    return
                 offset, nbytes = source._pieces[0]
                 moved = min(nbytes, self._huge_bytes - filled)
                 if not _move(source.address + offset, self.address + filled, moved):
@@ -85,30 +91,49 @@ class Mapping:
         return int(np.frombuffer(self._memory, np.uint8, 1, offset).ctypes.data)
 
 
-def resident(nbytes: int, spare: Sequence[Mapping] = ()) -> tuple[Mapping, Mapping | None]:
-    """Return a resident mapping in the place of `spare`, and another of what remains of these.
+def resident(
+    nbytes: int, spare: Sequence[Mapping] = (), *, rest_bytes: int = 0
+) -> tuple[Mapping, Mapping | None]:
+    """Return a resident mapping in the place of `spare`, and one of what remains of these.
 
     The huge pages of `spare` go to the new mappings: the kernel need not zero them again, a tenth
-    of the time of a small step. Nothing is made resident before what is left of `spare` is
-    unmapped, so at no time does memory hold more than the larger of both. What the pages held is
-    what the mappings begin with. Raises OSError (ENOMEM) when there is no memory; `spare` is gone
-    then, too.
+    of the time of a small step. What remains has at most `rest_bytes`. Nothing is made resident
+    before what is left of `spare` is unmapped, so at no time does memory hold more than before or
+    than asked for. What the pages held is what the mappings begin with. Raises OSError (ENOMEM)
+    when there is no memory; `spare` is gone then, too.
     """
-    mapping, rest = Mapping(nbytes), None
-    mapping.take_pages(spare)
-    left_bytes = sum(given.nbytes for given in spare) - nbytes
-    rest_bytes = min(left_bytes, sum(given.movable_bytes for given in spare))
-    rest_bytes -= rest_bytes % HUGE_PAGE_BYTES
-    if rest_bytes > 0:
-        rest = Mapping(rest_bytes)
-        rest.take_pages(spare)
-        if rest.movable_bytes < rest_bytes:  # the kernel stopped moving pages
-            rest.close()
-            rest = None
+    moved: tuple[Mapping, Mapping | None] | None = None
+    with suppress(OSError):  # no addresses for both at a time (ulimit -v): one after the other
+        moved = _move_pages(nbytes, spare, rest_bytes)
     for given in spare:
         given.close()
-    mapping.populate()
+    mapping, rest = moved or (Mapping(nbytes), None)
+    try:
+        mapping.populate()
+    except OSError:
+        mapping.close()
+        if rest is not None:
+            rest.close()
+        raise
     return mapping, rest
+
+
+def _move_pages(
+    nbytes: int, spare: Sequence[Mapping], rest_bytes: int
+) -> tuple[Mapping, Mapping | None]:
+    mapping = Mapping(nbytes)
+    mapping.take_pages(spare)
+    rest_bytes = min(rest_bytes, sum(given.movable_bytes for given in spare))
+    rest_bytes -= rest_bytes % HUGE_PAGE_BYTES
+    if rest_bytes <= 0:
+        return mapping, None
+    with suppress(OSError):
+        rest = Mapping(rest_bytes)
+        rest.take_pages(spare)
+        if rest.movable_bytes == rest_bytes:
+            return mapping, rest
+        rest.close()
+    return mapping, None
 
 
 def touch(nbytes: int) -> None:
@@ -126,24 +151,29 @@ def _move(source: int, target: int, nbytes: int) -> bool:
     If it were unmapped, another thread's mapping could lie there when its owner unmaps it. False
     where the kernel does not do it.
     """
-    mremap = _mremap()
-    if mremap is None:
+    calls = _calls()
+    if calls is None:
         return False
     how = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
-    return bool(mremap(source, nbytes, nbytes, how, target) == target)
+    if calls.mremap(source, nbytes, nbytes, how, target) == target:
+        return True
+    # The target may have been unmapped before it failed: its owner must find it mapped.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+    calls.mmap(target, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    return False
 
 
 @cache
-def _mremap() -> Callable[..., int | None] | None:
+def _calls() -> ctypes.CDLL | None:
+    """Return the C library, for mremap and mmap, where there is an mremap (Linux)."""
     process = ctypes.CDLL(None)
     if not hasattr(process, "mremap"):
         return None
-    call = process.mremap
-    call.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
-    )  # fmt: skip
-    call.restype = ctypes.c_void_p
-    return call
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    process.mremap.argtypes = address, size, size, number, address
+    process.mmap.argtypes = address, size, number, number, number, ctypes.c_long
+    process.mremap.restype = process.mmap.restype = address
+    return process
 
 
 def _populate(memory: mmap.mmap, start: int, nbytes: int) -> None:

@@ -128,9 +128,7 @@ class Pool:
                 used_bytes = self._used_bytes()
                 if used_bytes + nbytes > self.budget_bytes:
                     raise PoolExhausted(nbytes, used_bytes, self.budget_bytes)
-                mapping = self._map(
-                    nbytes, self._spare(self.budget_bytes - used_bytes - nbytes, nbytes)
-                )
+                mapping = self._map(nbytes, self.budget_bytes - used_bytes - nbytes)
             slab = Slab(mapping)
             self._live.add(slab)
             return slab
@@ -145,6 +143,7 @@ class Pool:
             self._viewed[mapping] = weakref.ref(slab._array(), self._on_last_view(mapping))
             slab._view = None
             self._collect()
+            self._release(max(0, self.budget_bytes - self._used_bytes()))  # it may have shrunk
 
     def shrink(self, budget_bytes: int) -> None:
         """Lower the budget and unmap what is kept for reuse beyond it.
@@ -199,13 +198,17 @@ class Pool:
             spare.append(mapping)
         return spare
 
-    def _map(self, nbytes: int, spare: list[Mapping]) -> Mapping:
-        """Return a new mapping in the place of those that are spare; keep what remains of them."""
-        mapping, rest = resident(nbytes, spare)
+    def _map(self, nbytes: int, keep_bytes: int) -> Mapping:
+        """Return a new mapping beside which `keep_bytes` of free ones may stay.
+
+        It takes the place of others, and what remains of these is kept; but not of pinned memory,
+        where to pin the rest anew could cost more than it saves.
+        """
+        spare = self._spare(keep_bytes, nbytes if self._pin is None else 0)
+        keep_bytes -= sum(mapping.nbytes for mapping in self._free)
+        mapping, rest = resident(nbytes, spare, rest_bytes=keep_bytes if self._pin is None else 0)
         if rest is not None:
             self._free[rest] = None
         if self._pin is not None:
-            for new in (mapping, rest):
-                if new is not None:
-                    self._pin(new.address, new.nbytes)
+            self._pin(mapping.address, nbytes)
         return mapping
