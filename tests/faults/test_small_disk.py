@@ -167,7 +167,7 @@ def test_a_full_disk_without_reserved_lines_stops_a_run_that_goes_on_later(
 
 @pytest.mark.parametrize(
     ("happens", "said"),
-    # A flush that is under way when the log is given up fails with EIO, what begins later with EROFS.
+    # A flush that is under way when the log is given up fails with EIO, a later one with EROFS.
     [
         (Disk.fail, "(Read-only file system|Input/output error)"),
         (Disk.vanish, "Input/output error"),
