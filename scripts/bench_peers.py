@@ -29,6 +29,7 @@ from kernel_limits import can_limit, run_limited
 from rich.console import Console
 from rich.table import Table
 
+from swaptrain.cli import SPIN_COUNT
 from swaptrain.config import load_config
 from swaptrain.execute.plan import plan
 from swaptrain.memory.malloc import restart_without_cache, tune
@@ -271,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.limit:
         print("no cgroup can be made here: the systems run without a hard limit", file=sys.stderr)
     allocator = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
-    options.environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+    options.environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPIN_COUNT)}
     if allocator is None:
         print("tcmalloc is not installed: all systems use glibc's allocator", file=sys.stderr)
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import resource
 import shutil
@@ -33,6 +32,7 @@ from rich.table import Table
 
 from swaptrain.program.tensors import TensorSpec
 from swaptrain.store.array import ArrayFiles
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.layout import lay_out
 from swaptrain.units import GIB, MIB, format_size, parse_size
@@ -98,7 +98,7 @@ def swaptrain_speed(work: Path, data: np.ndarray[Any, Any], chunk: int, rounds: 
     layout = lay_out("weights", "float32", [tensor], chunk_limit_bytes=chunk)
     files = ArrayFiles.of_layout(work / "swaptrain", layout)
     files.create()
-    buffer = memoryview(mmap.mmap(-1, layout.nbytes))
+    buffer = io_buffer(layout.nbytes)
     buffer[: data.nbytes] = data.view(np.uint8).data
     sums: list[int] = []
     with DirectIO() as io:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from swaptrain.memory.mapping import resident
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.units import GIB, MIB
 
@@ -32,7 +32,7 @@ def disk_bytes_per_s(directory: Path, read_bytes: float, write_bytes: float) -> 
     use it.
     """
     files = [directory / f"probe{i}" for i in range(PROBE_BYTES // REQUEST_BYTES)]
-    buffers = [resident(REQUEST_BYTES)[0].view().data for _ in range(8)]
+    buffers = [io_buffer(REQUEST_BYTES) for _ in range(8)]
     for buffer in buffers:
         buffer[:] = os.urandom(REQUEST_BYTES)
     written_share = write_bytes / max(1.0, read_bytes + write_bytes)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv if needed, with what the tests need, and runs them. Arguments are pytest's.
+# Makes .venv if needed, with what the tests need, and runs them, two at a time. Arguments are
+# pytest's; with `-n 0` they run one after the other, in one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -11,4 +12,4 @@ if [[ "$(stat --file-system --format=%T "${TMPDIR:-/tmp}")" =~ ^(tmpfs|ramfs)$ ]
 fi
 # As the command does for itself: what torch takes, which the tests measure, scatters less.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:+$GLIBC_TUNABLES:}glibc.malloc.tcache_count=0"
-exec "$VENV/bin/python" -m pytest "$@"
+exec "$VENV/bin/python" -m pytest -n 2 --dist worksteal "$@"

@@ -5,7 +5,6 @@ python scripts/verify_cost.py [DIRECTORY]
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import xxhash
 
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.units import GIB, MIB
 
@@ -39,7 +39,7 @@ def main() -> int:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     content = os.urandom(CHUNK_BYTES)
     checksum = xxhash.xxh3_64_intdigest(content)
-    buffers = [memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(4)]
+    buffers = [io_buffer(CHUNK_BYTES) for _ in range(4)]
     with tempfile.TemporaryDirectory(dir=directory) as folder, DirectIO() as io:
         files = [Path(folder, str(number)) for number in range(GIB // CHUNK_BYTES)]
         for file in files:

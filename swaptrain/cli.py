@@ -20,9 +20,9 @@ from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.store.files import run_error
 
-__all__ = ["main"]
+__all__ = ["SPIN_COUNT", "main"]
 
-_SPIN_COUNT = 10_000
+SPIN_COUNT = 10_000
 """Rounds of GNU's OpenMP before a thread that waits sleeps: 0.1 to 0.2 ms."""
 _PROGRAM = "python -m swaptrain"
 _EPILOG = """\
@@ -94,7 +94,7 @@ def _train(
         if fresh and from_step is not None:
             raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
         loaded = _load(config, overrides)
-        _tune_malloc()
+        _set_up_torch()
         from swaptrain.execute.train import train
 
         train(loaded, fresh=fresh, accept_change=accept_change, from_step=from_step)
@@ -107,7 +107,7 @@ def _plan(config: ConfigOption, overrides: Overrides = None) -> Action:
 
     def action() -> None:
         loaded = _load(config, overrides)
-        _tune_malloc()
+        _set_up_torch()
         from swaptrain.execute.plan import print_plan
 
         print_plan(loaded)
@@ -286,7 +286,7 @@ def _check_run(run: Path) -> None:
     check_contained(run)
 
 
-def _tune_malloc() -> None:
+def _set_up_torch() -> None:
     """Set up what torch reads when it is imported: the allocator, and how its threads wait.
 
     Threads that spin for long while they wait for each other take the cores from the I/O threads,
@@ -304,7 +304,7 @@ def _tune_malloc() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(torch_cache))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
     tune()
 
 

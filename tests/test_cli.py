@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -209,3 +210,27 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     assert imported.isdisjoint({"torch", "numpy", "zarr", "transformers"})
     # Three times the promise, so that a busy machine does not fail it.
     assert elapsed_s < 3
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("PASSIVE", "10000")),
+        ({"GOMP_SPINCOUNT": "7"}, ("PASSIVE", "7")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", "None")),
+    ],
+)
+def test_threads_spin_shortly_unless_told_otherwise(
+    given: dict[str, str], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How torch's threads wait is set before it is imported; what the user has set stays."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    shows = (
+        "import os; from swaptrain import cli; cli._set_up_torch();"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", shows], env={**os.environ, **given}, capture_output=True, text=True
+    )
+    assert tuple(done.stdout.split()) == expected, done.stderr

@@ -174,3 +174,19 @@ def test_a_process_over_its_memory_limit_is_killed(monkeypatch: pytest.MonkeyPat
     wants = [sys.executable, "-c", "bytearray(b'x') * (200 << 20)"]
     assert limits.run_limited(wants, 100 << 20, {}).returncode == -9
     assert limits.run_limited(wants, 400 << 20, {}).returncode == 0
+
+
+def test_rounds_of_a_comparison_become_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run's last step, the only one that commits, counts by its share of the steps."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    bench = importlib.import_module("bench_peers")
+
+    def run(*seconds: float, commit_every: int = 1) -> Any:
+        rows = [{"step_s": s} for s in seconds]
+        return bench.Result("swaptrain", "none", rows, commit_every=commit_every)
+
+    assert bench.together([run(1, 2, 9), run(3, 4, 5)]).median("step_s") == 3.5
+    each = [run(1, 2, 21, commit_every=10), run(3, 4, 23, commit_every=10)]
+    assert bench.together(each).median("step_s") == pytest.approx(2.5 + (22 - 2.5) / 10)
+    failed = bench.Result("swaptrain", "none", [], "killed: out of memory")
+    assert bench.together([run(1, 2), failed]) is failed

@@ -22,13 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from swaptrain.errors import SwaptrainError
 from swaptrain.execute.processor import this_machine
-from swaptrain.memory.mapping import Mapping, resident
 from swaptrain.program.cost import Disk
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import existing_parent, free_bytes, user_cache
 from swaptrain.strict_json import read_json
@@ -95,7 +94,7 @@ def machine(
         and all(dtype in known.flops_per_s for dtype in dtypes)
     ):
         return known
-    if free_bytes(path) < 4 * _PIECES * _PIECE_BYTES:
+    if free_bytes(path) < 2 * _PIECES * _PIECE_BYTES:
         return None
     note(
         "measuring the disk and the processor, four seconds"
@@ -131,12 +130,10 @@ class _Load:
 
     def __init__(self, io: DirectIO, path: Path) -> None:
         self._io, self._path = io, path
-        # Huge pages, as slabs have: from single pages the development machine's disk reads and
-        # writes half as fast, since a request to it has at most 254 pieces of memory.
-        self._memory = [resident(_PIECE_BYTES)[0] for _ in range(_DEPTH)]
-        noise = np.frombuffer(os.urandom(1 << 16), np.uint8)  # some drives compress
+        noise = os.urandom(1 << 16)  # some drives compress
+        self._memory = [io_buffer(_PIECE_BYTES) for _ in range(_DEPTH)]
         for memory in self._memory:
-            memory.view().reshape(-1, noise.size)[:] = noise
+            memory[:] = noise * (_PIECE_BYTES // len(noise))
 
     def fill(self) -> None:
         """Write the whole file once: blocks that never were written are slower, or not read."""
@@ -146,7 +143,7 @@ class _Load:
     def run(self, writes: Callable[[int], bool], stop: Callable[[], bool]) -> float:
         """Return bytes per second; `writes` says of each request whether it is a write."""
         begun, number = time.perf_counter(), 0
-        pending: deque[tuple[Mapping, Future[Any]]] = deque()
+        pending: deque[tuple[memoryview, Future[Any]]] = deque()
         free = deque(self._memory)
         while not stop():
             if not free:
@@ -154,11 +151,11 @@ class _Load:
                 future.result()
                 free.append(memory)
             memory = free.popleft()
-            offset, view = number % _PIECES * _PIECE_BYTES, memory.view().data
+            offset = number % _PIECES * _PIECE_BYTES
             request: Future[Any] = (
-                self._io.write(self._path, view, offset=offset, flush=False, checksum=False)
+                self._io.write(self._path, memory, offset=offset, flush=False, checksum=False)
                 if writes(number)
-                else self._io.read(self._path, view, offset=offset)
+                else self._io.read(self._path, memory, offset=offset)
             )
             pending.append((memory, request))
             number += 1

@@ -14,7 +14,7 @@ from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.live import Held
 from swaptrain.store.lock import lock_owner
 from swaptrain.store.record import read_record
-from swaptrain.store.root import RootRecord, segments_directory
+from swaptrain.store.root import RootRecord
 from swaptrain.store.schema import check_intent
 from swaptrain.store.snapshots import GOING_BACK, list_snapshots
 from swaptrain.store.state_record import read_kept
@@ -105,13 +105,13 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         state=state,
         rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
         disk_bytes=_disk_bytes(path),
-        snapshots=tuple(_snapshots(path)),
+        snapshots=tuple(_snapshots(path, live)),
     )
 
 
-def _snapshots(path: Path) -> list[SnapshotRow]:
-    links = [link for link in segments_directory(path).glob("*") if link.is_symlink()]
-    seen = {Path(os.readlink(link)).name for link in links}
+def _snapshots(path: Path, live: LiveStore | None) -> list[SnapshotRow]:
+    held = live.segments if live is not None else ()
+    seen = {one.state.id for one in held if one.state is not None}
     rows = []
     for snapshot in reversed(list_snapshots(path)):
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import allocate, flush_directory, run_error, write_aside
 from swaptrain.store.findings import Finding
@@ -162,7 +162,7 @@ def _copy(source: Path, target: Path, io: DirectIO) -> None:
         raise run_error(error, target, "write", size) from error
     allocate(target, size)
     flush_directory(target.parent)
-    buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
+    buffer = io_buffer(PIECE_BYTES)
     for offset in range(0, size, PIECE_BYTES):
         piece = buffer[: min(PIECE_BYTES, size - offset)]
         io.read(source, piece, offset=offset).result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import threading
@@ -17,6 +16,7 @@ from typing import TypeVar
 import xxhash
 
 from swaptrain.errors import SwaptrainError, Where
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 
 __all__ = ["Chunk", "Scanner"]
@@ -112,6 +112,6 @@ class Scanner:
 
     def _buffer(self) -> memoryview:
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
+            self._local.buffer = io_buffer(PIECE_BYTES)
         buffer: memoryview = self._local.buffer
         return buffer

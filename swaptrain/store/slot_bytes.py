@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.array import ArrayFiles
+from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.slot import Slot
 
@@ -73,7 +73,7 @@ def _read(
             array=array.name,
         )
     many, size = min(io.threads, len(files)), array.chunk_bytes
-    memory = memoryview(mmap.mmap(-1, many * size))
+    memory = io_buffer(many * size)
     blocks = [memory[size * i : size * (i + 1)] for i in range(many)]
     for first in range(0, len(files), many):
         futures = [
