@@ -10,6 +10,7 @@ import torch
 import xxhash
 from torch import fx
 
+from swaptrain.capture.cross_entropy import replace_cross_entropy
 from swaptrain.capture.evaluation import evaluation_graph
 from swaptrain.capture.randomness import reseed
 from swaptrain.capture.trace import Trace, is_random, resolve_attribute
@@ -83,6 +84,7 @@ def slice_graph(
         key = _canonical(captured, trace, graph, inputs, bindings)
         if key not in classes:
             classes[key] = len(codes)
+            replace_cross_entropy(graph)
             module = fx.GraphModule(captured, graph)
             codes.append(Code(module, evaluation_graph(module)))
         segments.append(SegmentGraph(tuple(part), bindings, tuple(outputs), random, classes[key]))
