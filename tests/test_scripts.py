@@ -95,7 +95,7 @@ def test_the_tests_need_more_than_the_program(tmp_path: Path) -> None:
     assert len([call for call in calls if "venv" in call]) == 1
     installs = [call for call in calls if "-m pip install" in call]
     assert [call.partition("-e ")[2] for call in installs] == [".", ".[dev]"]
-    assert calls[-1] == "-m pytest train.steps=2"
+    assert calls[-1] == "-m pytest -n 2 --dist worksteal train.steps=2"
 
 
 @pytest.fixture
