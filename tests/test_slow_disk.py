@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from swaptrain.config import Config
+from swaptrain.execute.prepare import Prepared
 from swaptrain.store.direct import DirectIO
+from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 
 MODES: dict[str, dict[str, Any]] = {
@@ -45,14 +48,14 @@ class SlowDisk:
         return self._transfer(io, *args, **options)
 
 
-def _config(run_dir: Path, mode: str) -> Any:
+def _config(run_dir: Path, mode: str, host_bytes: int = 256 * MIB) -> Config:
     tree = {
         "model": {"python": "tests.support.models:gpt", "dtype": "bfloat16"},
         "data": {"python": "tests.support.datasets:tokens"},
         **MODES[mode],
     }
     tree["train"] = {"steps": 3, "seed": 3, "threads": 1, **tree.get("train", {})}
-    tree["memory"] = {"host": "40MiB", "segment": "100KiB"}
+    tree["memory"] = {"host": f"{host_bytes >> 10}KiB", "segment": "100KiB"}
     return config_of(run_dir, tree)
 
 
@@ -60,11 +63,12 @@ def _config(run_dir: Path, mode: str) -> Any:
 def test_a_disk_that_makes_everybody_wait_changes_nothing(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses and weights are those of an undisturbed run."""
+    """Losses and weights are those of an undisturbed run, with little more memory than needed."""
     undisturbed = trained(_config(tmp_path / "undisturbed", mode))
     slow = SlowDisk(stall_s=0.5)
     monkeypatch.setattr(DirectIO, "_transfer", lambda *a, **o: slow.transfer(*a, **o))
-    waited = trained(_config(tmp_path / "waited", mode))
+    plan = Prepared(_config(tmp_path / "planned", mode), None, lambda _: None).plan
+    waited = trained(_config(tmp_path / "waited", mode, plan.least_host_bytes + 2 * MIB))
     assert slow.stalls > 1
     assert losses(waited) == losses(undisturbed)
     assert_same_bits(weights(waited), weights(undisturbed))
