@@ -7,16 +7,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from swaptrain.errors import ConfigError, RunError
+from swaptrain.errors import ConfigError
+from swaptrain.execute.streams import CudaStreams, StreamDevice
 from swaptrain.program.instructions import ObjectKey
 
-__all__ = ["ComputeDevice", "CpuDevice", "CudaDevice", "open_device"]
+__all__ = ["ComputeDevice", "CpuDevice", "open_device"]
 
 
 class ComputeDevice(Protocol):
     """Brings views of slabs to where they are computed with, and back."""
 
     device: torch.device
+
+    @property
+    def ahead_bytes(self) -> int:
+        """What an instruction and what is copied ahead of the next one may take together.
+
+        0 where nothing is copied.
+        """
 
     def pin(self, address: int, nbytes: int) -> None:
         """Make a slab's memory fit for direct copies."""
@@ -26,6 +34,9 @@ class ComputeDevice(Protocol):
 
     def begin(self, segment: int) -> None:
         """The following instructions belong to `segment`: copies of others may go."""
+
+    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
+        """Begin to bring what an instruction of `segment` reads, after the one that runs."""
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
         """Return `view`, or its copy on the device; without `read` its content is undefined."""
@@ -48,6 +59,11 @@ class CpuDevice:
 
     device = torch.device("cpu")
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Nothing is copied."""
+        return 0
+
     def pin(self, address: int, nbytes: int) -> None:
         """Nothing is copied, so nothing is pinned."""
 
@@ -56,6 +72,9 @@ class CpuDevice:
 
     def begin(self, segment: int) -> None:
         """Nothing is kept."""
+
+    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
+        """Nothing is copied."""
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
         """Return the view."""
@@ -73,86 +92,6 @@ class CpuDevice:
     def peak_bytes(self) -> int | None:
         """There is no device memory."""
         return None
-
-
-class CudaDevice:
-    """Copies pinned slabs to the device on a stream of its own, and keeps a segment's copies.
-
-    The copies of a segment stay for all micro-batches of its turn, so weights and accumulators
-    cross the bus once per visit.
-    """
-
-    def __init__(self, device: torch.device, budget_bytes: int | None) -> None:
-        self.device = device
-        torch.cuda.set_device(device)
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._copies: dict[tuple[ObjectKey, str], Tensor] = {}
-        self._segment = -1
-        if budget_bytes is not None:
-            total = torch.cuda.get_device_properties(device).total_memory
-            if budget_bytes > total:
-                raise ConfigError(
-                    f"memory.device is {budget_bytes >> 20} MiB, the device has {total >> 20} MiB: "
-                    "set memory.device to less"
-                )
-            torch.cuda.set_per_process_memory_fraction(budget_bytes / total, device)
-
-    def pin(self, address: int, nbytes: int) -> None:
-        """Register a slab with CUDA, so that copies are direct and asynchronous."""
-        status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)  # type: ignore[no-untyped-call]
-        if int(status):
-            raise RunError(
-                f"CUDA cannot pin {nbytes >> 20} MiB of memory (error {int(status)}): raise the "
-                "limit of locked memory (ulimit -l), or lower memory.host"
-            )
-
-    def unpin(self, address: int, nbytes: int) -> None:
-        """Take a slab's registration back; its mapping goes next."""
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-
-    def begin(self, segment: int) -> None:
-        """Drop the copies of the segment before."""
-        if segment != self._segment:
-            self._copies.clear()
-            self._segment = segment
-
-    def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
-        """Copy the view to the device unless its copy is there."""
-        copy = self._copies.get((key, name))
-        if copy is None:
-            copy = torch.empty_strided(
-                view.shape, view.stride(), dtype=view.dtype, device=self.device
-            )
-            if read:
-                self._stream.wait_stream(torch.cuda.current_stream(self.device))
-                with torch.cuda.stream(self._stream):
-                    copy.copy_(view, non_blocking=True)
-                torch.cuda.current_stream(self.device).wait_stream(self._stream)
-                copy.record_stream(self._stream)
-            self._copies[key, name] = copy
-        return copy
-
-    def put(self, view: Tensor, tensor: Tensor) -> None:
-        """Copy a device tensor into its slab, behind what computes it."""
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            view.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._stream)
-
-    def forget(self, key: ObjectKey) -> None:
-        """Drop the copies of a dead object."""
-        for entry in [entry for entry in self._copies if entry[0] == key]:
-            del self._copies[entry]
-
-    def synchronize(self) -> None:
-        """Wait for the copy stream: the slabs may be written to disk then."""
-        self._stream.synchronize()
-
-    def peak_bytes(self) -> int | None:
-        """Return the peak of torch's allocator and reset it."""
-        peak = torch.cuda.max_memory_reserved(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return int(peak)
 
 
 def open_device(name: str, budget_bytes: int | None) -> ComputeDevice:
@@ -174,4 +113,4 @@ def open_device(name: str, budget_bytes: int | None) -> ComputeDevice:
         raise ConfigError(
             f"device is {name}, but there are only {torch.cuda.device_count()} CUDA devices"
         )
-    return CudaDevice(torch.device("cuda", device.index or 0), budget_bytes)
+    return StreamDevice(CudaStreams(torch.device("cuda", device.index or 0), budget_bytes))

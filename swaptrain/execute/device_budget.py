@@ -8,7 +8,7 @@ from swaptrain.execute.layouts import Layouts
 from swaptrain.program.instructions import Instruction, Program
 from swaptrain.units import format_size, roomy_size
 
-__all__ = ["check_device_budget"]
+__all__ = ["check_device_budget", "needed_bytes"]
 
 
 def check_device_budget(
@@ -16,22 +16,26 @@ def check_device_budget(
 ) -> None:
     """Raise BudgetError, with the number, where `memory.device` is too small for an instruction.
 
-    Counted, from the graph's own sizes: the objects that the instruction touches and every tensor
-    that its segment computes. Kernels' scratch is not in it, so a budget just above may still run
-    out; the run then stops with exit 1 and can go on with a larger one.
+    Kernels' scratch is not counted, so a budget just above may still run out; the run then stops
+    with exit 1 and can go on with a larger one.
     """
 
-    def needed_bytes(instruction: Instruction) -> int:
-        held = sum(layouts.size_bytes(key) for key in set(instruction.touches))
-        if instruction.segment == 0:
-            return held
-        return held + captured.model.segment(instruction.segment).activation_bytes
-
-    largest = max(program, key=needed_bytes)
-    needed = needed_bytes(largest)
+    largest = max(program, key=lambda i: needed_bytes(i, captured, layouts))
+    needed = needed_bytes(largest, captured, layouts)
     if needed > budget_bytes:
         raise BudgetError(
             f"memory.device is {format_size(budget_bytes)}, and {largest} needs "
             f"{format_size(needed)}: set memory.device to {roomy_size(needed)}, memory.segment to "
             "less, or data.micro_batch to less"
         )
+
+
+def needed_bytes(instruction: Instruction, captured: Captured, layouts: Layouts) -> int:
+    """Return what an instruction takes on the device at most, from the graph's own sizes.
+
+    The objects that it touches and every tensor that its segment computes.
+    """
+    held = sum(layouts.size_bytes(key) for key in set(instruction.touches))
+    if instruction.segment == 0:
+        return held
+    return held + captured.model.segment(instruction.segment).activation_bytes

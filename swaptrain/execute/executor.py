@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -100,6 +101,9 @@ class Executor:
             self._begin(instruction)
             slabs = self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
+            self._operations.fetch_ahead(
+                instruction, islice(program, position + 1, None), self._tier.ready
+            )
             self._execute(instruction, slabs, state)
             self._guard.check()
             self._settle_visit(instruction, state)

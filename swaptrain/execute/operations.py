@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from swaptrain.capture.capture import Captured
 from swaptrain.errors import NotFiniteError
 from swaptrain.execute.clipping import gradient_norm
 from swaptrain.execute.device import ComputeDevice
+from swaptrain.execute.device_budget import needed_bytes
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.execute.saving import SavedTensors
@@ -23,6 +24,9 @@ from swaptrain.program.state import array_of
 __all__ = ["Operations", "Slabs"]
 
 Slabs = Mapping[ObjectKey, Slab]
+
+_WAITING = {Operation.FORWARD, Operation.TURN, Operation.BACKWARD, Operation.UPDATE}
+"""Operations that end when all copies are made: slabs may move then."""
 
 
 class Operations:
@@ -45,6 +49,38 @@ class Operations:
         """Drop the device's copies of what the instruction used for the last time."""
         for key in instruction.frees:
             self.device.forget(key)
+
+    def fetch_ahead(
+        self,
+        instruction: Instruction,
+        coming: Iterable[Instruction],
+        ready: Callable[[ObjectKey], Slab | None],
+    ) -> None:
+        """Let the device bring the state that `coming` instructions need, while one runs.
+
+        Up to the first of the segment that comes next, as far as the device has room beside the
+        one that runs and `ready` gives a slab that holds the object; not what changes until then.
+        """
+        room = self.device.ahead_bytes
+        if not room or instruction.operation not in _WAITING:
+            return
+        self.device.begin(instruction.segment)
+        room -= needed_bytes(instruction, self._captured, self._layouts)
+        known = set(instruction.touches)
+        for later in coming:
+            for key in later.needs:
+                if key in known or key.kind is not Kind.STATE:
+                    continue
+                known.add(key)
+                slab = ready(key)
+                room -= self._layouts.size_bytes(key)
+                if slab is None or room < 0:
+                    return
+                for name, host in views(self._layouts.array(key), slab).items():
+                    self.device.fetch_ahead(later.segment, key, name, host)
+            if later.segment != instruction.segment:
+                return
+            known.update(later.changes, later.writes)
 
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""

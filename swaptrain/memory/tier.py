@@ -162,6 +162,13 @@ class Tier:
         """Return the slab of an object that was written here and never left memory."""
         return self._entries[key].slab
 
+    def ready(self, key: ObjectKey) -> Slab | None:
+        """Return the slab of an object that is in memory whole, else None."""
+        entry = self._entries.get(key)
+        if entry is None or entry.dead or (entry.busy and not entry.saving):
+            return None
+        return entry.slab
+
     def saving(self, keys: Iterable[ObjectKey], done: Future[Any]) -> None:
         """Say that a commit is writing these objects as they are now, until `done`."""
         for key in keys:

@@ -1,0 +1,201 @@
+"""A compute device with memory of its own: copies of slabs come and go beside the computing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from swaptrain.errors import ConfigError, RunError
+from swaptrain.program.instructions import ObjectKey
+
+__all__ = ["CudaStreams", "StreamDevice", "Streams"]
+
+
+class Streams(Protocol):
+    """The queues of a device: one that computes, one for copies to it, one for copies from it.
+
+    Queues run beside each other, and beside the host, in the order of each one alone.
+    """
+
+    device: torch.device
+    limit_bytes: int
+    """What may be allocated on the device."""
+
+    def empty(self, view: Tensor) -> Tensor:
+        """Return memory of the device, laid out like `view`, with undefined content."""
+
+    def bring(self, target: Tensor, view: Tensor) -> Any:
+        """Copy a slab's view to the device, behind what is computed so far; return a mark."""
+
+    def compute_behind(self, mark: Any) -> None:
+        """Let what is computed from now on wait for a copy to the device."""
+
+    def send(self, view: Tensor, source: Tensor) -> None:
+        """Copy a tensor of the device into a slab's view, behind what is computed so far."""
+
+    def synchronize(self) -> None:
+        """Let the host wait for all copies."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Make a slab's memory fit for direct copies."""
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Undo `pin`."""
+
+    def peak_bytes(self) -> int:
+        """Return the most memory held since the last call."""
+
+
+@dataclass
+class _Copy:
+    tensor: Tensor
+    mark: Any = None
+    """Of the copying, as long as nothing that is computed waits for it."""
+
+
+class StreamDevice:
+    """Computes on copies of slabs; those of the segment that comes next come while one computes.
+
+    The copies of a segment stay for all micro-batches of its turn, so weights and accumulators
+    cross the bus once per visit.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self.device = streams.device
+        self._streams = streams
+        self._segment = self._next = -1
+        self._copies: dict[tuple[ObjectKey, str], _Copy] = {}
+        self._ahead: dict[tuple[ObjectKey, str], _Copy] = {}
+        """Of the segment `_next`."""
+
+    @property
+    def ahead_bytes(self) -> int:
+        """What an instruction and what is copied ahead of the next one may take together."""
+        return self._streams.limit_bytes
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Make a slab's memory fit for direct copies."""
+        self._streams.pin(address, nbytes)
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Undo `pin`."""
+        self._streams.unpin(address, nbytes)
+
+    def begin(self, segment: int) -> None:
+        """Drop the copies of the segment before; take over those that were made ahead."""
+        if segment != self._segment:
+            self._copies = self._ahead if segment == self._next else {}
+            self._ahead, self._next, self._segment = {}, -1, segment
+
+    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
+        """Begin to copy what an instruction of `segment` reads, after the one that runs.
+
+        The view has to stay as it is until `synchronize`.
+        """
+        if segment not in (self._segment, self._next):
+            self._ahead, self._next = {}, segment
+        held = self._copies if segment == self._segment else self._ahead
+        if (key, name) not in held:
+            copy = self._streams.empty(view)
+            held[key, name] = _Copy(copy, self._streams.bring(copy, view))
+
+    def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
+        """Copy the view to the device unless its copy is there."""
+        found = self._copies.get((key, name))
+        if found is None:
+            copy = self._streams.empty(view)
+            mark = self._streams.bring(copy, view) if read else None
+            found = self._copies[key, name] = _Copy(copy, mark)
+        if found.mark is not None:
+            self._streams.compute_behind(found.mark)
+            found.mark = None
+        return found.tensor
+
+    def put(self, view: Tensor, tensor: Tensor) -> None:
+        """Copy a tensor into its slab."""
+        self._streams.send(view, tensor)
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop the copies of a dead object."""
+        for entry in [entry for entry in self._copies if entry[0] == key]:
+            del self._copies[entry]
+
+    def synchronize(self) -> None:
+        """Wait for the copies: slabs may change, or be written to the disk, then."""
+        self._streams.synchronize()
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory of the device held since the last call."""
+        return self._streams.peak_bytes()
+
+
+class CudaStreams:
+    """The queues and the memory of one CUDA device."""
+
+    def __init__(self, device: torch.device, budget_bytes: int | None) -> None:
+        self.device = device
+        torch.cuda.set_device(device)
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        self.limit_bytes = budget_bytes or int(torch.cuda.mem_get_info(device)[0])
+        if budget_bytes is not None:
+            if budget_bytes > total:
+                raise ConfigError(
+                    f"memory.device is {budget_bytes >> 20} MiB, the device has {total >> 20} MiB: "
+                    "set memory.device to less"
+                )
+            torch.cuda.set_per_process_memory_fraction(budget_bytes / total, device)
+
+    def empty(self, view: Tensor) -> Tensor:
+        """Return memory of the device, laid out like `view`, with undefined content."""
+        return torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=self.device)
+
+    def bring(self, target: Tensor, view: Tensor) -> torch.cuda.Event:
+        """Copy a slab's view to the device, behind what is computed so far; return a mark."""
+        # The target's memory may be used until there by what was computed with it before.
+        self._in.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._in):
+            target.copy_(view, non_blocking=True)
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record(self._in)
+        target.record_stream(self._in)
+        return mark
+
+    def compute_behind(self, mark: torch.cuda.Event) -> None:
+        """Let what is computed from now on wait for a copy to the device."""
+        torch.cuda.current_stream(self.device).wait_event(mark)
+
+    def send(self, view: Tensor, source: Tensor) -> None:
+        """Copy a tensor of the device into a slab's view, behind what is computed so far."""
+        self._out.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._out):
+            view.copy_(source, non_blocking=True)
+        source.record_stream(self._out)
+
+    def synchronize(self) -> None:
+        """Let the host wait for all copies."""
+        self._in.synchronize()
+        self._out.synchronize()
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Register a slab with CUDA, so that copies are direct and asynchronous."""
+        status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)  # type: ignore[no-untyped-call]
+        if int(status):
+            raise RunError(
+                f"CUDA cannot pin {nbytes >> 20} MiB of memory (error {int(status)}): raise the "
+                "limit of locked memory (ulimit -l), or lower memory.host"
+            )
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        """Take a slab's registration back; its mapping goes next."""
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+    def peak_bytes(self) -> int:
+        """Return the peak of torch's allocator and reset it."""
+        peak = torch.cuda.max_memory_reserved(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return int(peak)

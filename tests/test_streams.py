@@ -1,0 +1,98 @@
+"""The road of a device with memory of its own, on ordinary memory with queues that are late.
+
+Without a GPU this is what its tests can show: that nothing is computed with, written to the disk
+or given back before the copy that it needs was waited for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swaptrain.config import Config
+from swaptrain.execute import prepare
+from swaptrain.execute.executor import Executor
+from swaptrain.execute.prepare import Prepared
+from swaptrain.execute.streams import StreamDevice
+from swaptrain.units import MIB
+from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
+from tests.support.streams import LateStreams
+from tests.test_exactness import LLAMA
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model": {"hf": LLAMA}, "data": {"python": "tests.support.datasets:text"}},
+    "bfloat16": {
+        "model": {"hf": LLAMA, "dtype": "bfloat16"},
+        "data": {"python": "tests.support.datasets:text"},
+    },
+    "tied": {
+        "model": {"python": "tests.support.models:gpt"},
+        "data": {"python": "tests.support.datasets:tokens"},
+    },
+    "batch-norm": {
+        "model": {"python": "tests.support.models:convolutional"},
+        "data": {"python": "tests.support.datasets:image_labels"},
+    },
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "clipped": {"optimizer": {"clip_norm": 0.3}},
+    "waves": {"train": {"wave": 2}},
+    "trees": {"store": {"commit_every": 2}},
+    "evaluated": {
+        "eval": {"python": "tests.support.datasets:text", "every": 1, "batches": 2},
+    },
+}
+
+
+def _config(run_dir: Path, model: str, settings: str, host_bytes: int = 512 * MIB) -> Config:
+    tree = {**MODELS[model], **SETTINGS[settings]}
+    if "eval" in tree:
+        tree["eval"] = {**tree["eval"], "python": MODELS[model]["data"]["python"]}
+    tree["train"] = {"steps": 3, "seed": 3, "threads": 1, **tree.get("train", {})}
+    tree["memory"] = {"host": f"{host_bytes >> 10}KiB", "segment": "64KiB"}
+    return config_of(run_dir, tree)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        *(("llama", settings) for settings in SETTINGS),
+        ("bfloat16", "fused"),
+        ("tied", "clipped"),
+        ("batch-norm", "waves"),
+        ("batch-norm", "evaluated"),
+    ],
+)
+def test_late_copies_change_no_bit(
+    model: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With little host memory, so that slabs are given to other objects as soon as they may."""
+    plain = trained(_config(tmp_path / "plain", model, settings))
+    late = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(late))
+    make_durable = Executor._make_durable
+
+    def after_all_copies(*args: Any) -> None:
+        assert not late.under_way, "what is made durable may not have reached its slab"
+        make_durable(*args)
+
+    monkeypatch.setattr(Executor, "_make_durable", after_all_copies)
+    planned = Prepared(_config(tmp_path / "planned", model, settings), None, lambda _: None).plan
+    host_bytes = planned.least_host_bytes + 4 * MIB
+    copied = trained(_config(tmp_path / "copied", model, settings, host_bytes))
+    assert late.ahead > 0
+    assert losses(copied) == losses(plain)
+    assert_same_bits(weights(copied), weights(plain))
+
+
+def test_nothing_comes_ahead_where_the_device_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = LateStreams(limit_bytes=1)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(late))
+    plain = trained(_config(tmp_path / "run", "llama", "fused"))
+    assert late.brought > 0 and late.ahead == 0
+    assert len(losses(plain)) == 3
