@@ -5,6 +5,7 @@ python scripts/compile_gain.py [ROUNDS]
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -37,7 +38,9 @@ def seconds(layer: Callable[..., Any], module: nn.Module, x: torch.Tensor, where
 
 
 def main() -> int:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    rounds = parser.parse_args().rounds
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {TOKENS} tokens, bfloat16"
     )

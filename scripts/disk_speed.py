@@ -5,6 +5,7 @@ python scripts/disk_speed.py [DIRECTORY]
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -71,7 +72,11 @@ def pass_s(
 
 def main() -> int:
     """Print the speed of the directory's disk: reads alone, writes alone, half and half."""
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", nargs="?", type=Path, default=Path())
+    directory = parser.parse_args().directory
+    if not directory.is_dir():
+        parser.error(f"{directory} is no directory")
     for name, read, write in (("read", 1, 0), ("write", 0, 1), ("read + write", 1, 1)):
         print(f"{name}: {disk_bytes_per_s(directory, read, write) / 1e9:.2f} GB/s")
     return 0

@@ -5,6 +5,7 @@ python scripts/verify_cost.py [DIRECTORY]
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -36,7 +37,11 @@ def read_all(io: DirectIO, files: list[Path], buffers: list[memoryview], checksu
 
 def main() -> int:
     """Print the processor's seconds per GB with and without, in turn; the best of five counts."""
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", nargs="?", type=Path, default=Path())
+    directory = parser.parse_args().directory
+    if not directory.is_dir():
+        parser.error(f"{directory} is no directory")
     content = os.urandom(CHUNK_BYTES)
     checksum = xxhash.xxh3_64_intdigest(content)
     buffers = [io_buffer(CHUNK_BYTES) for _ in range(4)]

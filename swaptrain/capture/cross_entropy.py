@@ -4,7 +4,8 @@ Of N rows of logits over C classes torch makes a float32 copy, the logarithms of
 two gradients of that size, each in memory as a whole: with a vocabulary of 128 thousand a gigabyte
 for 512 tokens. What one row adds depends on no other row. So the same kernels are called for as
 many rows as a processor's cache holds, and only the logits themselves and their gradient exist
-whole. The rows' mean is torch's own reduction, of what each row adds to it.
+whole. The rows' mean is torch's own reduction, of what each row adds to it. The bits were compared
+on CPUs; a GPU's kernels may add a row in another order where it begins at another alignment.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ def replace_cross_entropy(graph: fx.Graph) -> None:
     """Let a segment's graph compute its cross entropies by rows, in place.
 
     Those whose targets are class numbers and whose loss is the mean or the sum of rows that count
-    alike. A cast of the logits that nothing else reads becomes part of it.
+    alike. A cast of the logits that nothing else reads becomes part of it. A graph that writes to
+    tensors stays as it is: logits are read later than they were, and again in the backward.
     """
+    if any(_writes(node) for node in graph.nodes):
+        return
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not _aten.cross_entropy_loss.default:
             continue
@@ -76,7 +80,9 @@ def cross_entropy(
         given = (logits.to(dtype), targets, None, reduction, ignore_index)
         whole: Tensor = _aten.cross_entropy_loss(*given)
         return whole
-    return _ByRows.apply(logits, targets, reduction, ignore_index, dtype, rows)  # type: ignore[no-any-return, no-untyped-call]
+    # torch gives `apply` no types.
+    loss: Tensor = _ByRows.apply(logits, targets, reduction, ignore_index, dtype, rows)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _ByRows(torch.autograd.Function):
@@ -127,10 +133,16 @@ def _logarithms(logits: Tensor, dtype: torch.dtype, rows: int) -> Iterator[tuple
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """Return all arguments of an operation by their names in its schema."""
-    schema: Any = node.target._schema  # type: ignore[union-attr]
-    given = {argument.name: argument.default_value for argument in schema.arguments}
+    target: Any = node.target
+    given = {argument.name: argument.default_value for argument in target._schema.arguments}
     given.update(zip(given, node.args, strict=False))
     return given | node.kwargs
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operation's schema says that it writes to an argument."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
 def _is_usual(given: dict[str, Any]) -> bool:

@@ -133,7 +133,7 @@ class StreamDevice:
 
 
 class CudaStreams:
-    """The queues and the memory of one CUDA device."""
+    """The queues and the memory of one CUDA device. torch gives these calls no types."""
 
     def __init__(self, device: torch.device, budget_bytes: int | None) -> None:
         self.device = device

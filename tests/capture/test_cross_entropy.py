@@ -27,7 +27,12 @@ def one_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rows=st.integers(1, 300),
     classes=st.integers(2, 700),
     dtypes=st.sampled_from(
-        [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
+        [
+            ("bfloat16", "float32"),
+            ("float32", "float32"),
+            ("bfloat16", "bfloat16"),
+            ("float64", "float64"),
+        ]
     ),
     reduction=st.sampled_from(["mean", "sum"]),
     ignored=st.floats(0, 1),
@@ -127,6 +132,21 @@ def test_a_cast_that_something_else_reads_stays() -> None:
     assert any("to.dtype" in name for name in functions(graph))
     assert any(node.target is cross_entropy for node in graph.graph.nodes)
     assert torch.equal(graph(x, CLASSES), expected)
+
+
+def test_a_graph_that_writes_stays_as_it_is() -> None:
+    """Later, and in the backward, the logits would not be what the cast has seen."""
+
+    def writes_after_the_cast(x: Tensor, y: Tensor) -> Tensor:
+        wide = x.float()
+        x.mul_(2)
+        return F.cross_entropy(wide.view(-1, 7), y.view(-1)) + x.float().mean()
+
+    graph = exported(writes_after_the_cast, CLASSES)
+    before = functions(graph)
+    assert any("mul_" in name for name in before)
+    replace_cross_entropy(graph.graph)
+    assert functions(graph) == before
 
 
 @pytest.mark.parametrize(
