@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -97,18 +98,21 @@ def test_a_run_that_exists_keeps_its_cut(tmp_path: Path) -> None:
     assert all(0 < row["roofline_fraction"] <= 1 for row in rows(config.run.dir))
 
 
-def test_what_is_simulated_is_what_is_moved(tmp_path: Path) -> None:
-    """A run writes per step what the plan says, and reads no less than that."""
+def test_what_is_rehearsed_is_what_is_moved(tmp_path: Path) -> None:
+    """A step in the middle of a run moves the bytes that the plan says.
+
+    Within a fifth: a MiB that torch takes less or more is one of the pool's eighteen.
+    """
     config = job(tmp_path, "llama", memory={"host": "48MiB", "segment": "4MiB"}, train={"steps": 6})
     report = plan(config)
     assert report.traffic is not None and report.traffic.read_bytes > 0
     train(config)
-    written = sum(row["write_bytes"] for row in rows(config.run.dir)) / 6
-    read = sum(row["read_bytes"] for row in rows(config.run.dir)) / 6
-    # The last step's commits are counted after its row.
-    assert 0.75 * report.step_write_bytes <= written <= 1.1 * report.step_write_bytes
-    # Reading ahead and writing behind take memory that the simulation, which is serial, has.
-    assert read >= 0.75 * report.traffic.read_bytes
+    steps = rows(config.run.dir)[2:]
+    for kind, planned in {
+        "read_bytes": report.traffic.read_bytes,
+        "write_bytes": report.step_write_bytes,
+    }.items():
+        assert statistics.median(row[kind] for row in steps) == pytest.approx(planned, rel=0.2)
 
 
 def test_the_command_shows_what_a_person_needs(

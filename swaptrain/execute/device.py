@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swaptrain.errors import ConfigError
 from swaptrain.execute.streams import CudaStreams, StreamDevice
+from swaptrain.memory.slab import PinCallback
 from swaptrain.program.instructions import ObjectKey
 
 __all__ = ["ComputeDevice", "CpuDevice", "open_device"]
@@ -26,11 +27,12 @@ class ComputeDevice(Protocol):
         0 where nothing is copied.
         """
 
-    def pin(self, address: int, nbytes: int) -> None:
-        """Make a slab's memory fit for direct copies."""
+    @property
+    def pinning(self) -> tuple[PinCallback, PinCallback] | None:
+        """What makes a slab's memory fit for direct copies, and what undoes it.
 
-    def unpin(self, address: int, nbytes: int) -> None:
-        """Undo `pin`."""
+        None where nothing is copied: then slabs may take over each other's pages.
+        """
 
     def begin(self, segment: int) -> None:
         """The following instructions belong to `segment`: copies of others may go."""
@@ -64,11 +66,9 @@ class CpuDevice:
         """Nothing is copied."""
         return 0
 
-    def pin(self, address: int, nbytes: int) -> None:
+    @property
+    def pinning(self) -> None:
         """Nothing is copied, so nothing is pinned."""
-
-    def unpin(self, address: int, nbytes: int) -> None:
-        """Nothing was pinned."""
 
     def begin(self, segment: int) -> None:
         """Nothing is kept."""

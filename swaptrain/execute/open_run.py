@@ -221,9 +221,8 @@ class OpenRun:
     ) -> Training:
         """Take the memory, find the position, and put together what trains."""
         config, plan = self._config, self._measured_plan()
-        pool = self._pool = Pool(
-            plan.pool_bytes, pin=self._prepared.device.pin, unpin=self._prepared.device.unpin
-        )
+        pin, unpin = self._prepared.device.pinning or (None, None)
+        pool = self._pool = Pool(plan.pool_bytes, pin=pin, unpin=unpin)
         guard = BudgetGuard(
             pool,
             base_bytes=plan.base_bytes,

@@ -47,7 +47,7 @@ class PlanReport:
     occupied_disk_bytes: int
     """What the run takes in run.dir already."""
     traffic: Traffic | None
-    """Of a step in the middle of a run, simulated; None where the program is too long for it."""
+    """Of a step in the middle of a run, rehearsed; None where the program is too long for it."""
     least_traffic_bytes: float
     """The lower bound of a step's traffic with this pool as the cache."""
     step_write_bytes: int
@@ -61,4 +61,5 @@ class PlanReport:
     compute_s: float
     """As measured when the plan was made, instruction by instruction with no I/O beside them."""
     step_s: float | None
+    """Of the rehearsal."""
     break_even_tokens: float | None

@@ -112,7 +112,7 @@ def _traffic(report: PlanReport) -> Iterator[tuple[str, str]]:
     if report.traffic is None:
         yield (
             "a step moves",
-            (f"{size(least)} at the least (a step has too many instructions to be simulated here)"),
+            (f"{size(least)} at the least (a step has too many instructions to be rehearsed here)"),
         )
     else:
         total = report.traffic.total_bytes

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swaptrain.config import Config
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
-from swaptrain.memory.tier import planned_bytes
-from swaptrain.program.cost import durable_objects, floor_s
-from swaptrain.program.instructions import Kind, Operation
-from swaptrain.program.residency import Traffic, simulate
+from swaptrain.execute.rehearsal import Rehearsal
+from swaptrain.program.cost import durable_objects
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.residency import Traffic
 
 __all__ = ["Price", "price"]
 
 _LONGEST_SIMULATED = 20_000
 """Instructions; each one that has to make room looks at everything that is held."""
+_WARMUP = 2
+"""Steps before the one that counts: memory holds then what a step leaves in it."""
 
 
 @dataclass(frozen=True)
@@ -31,42 +34,62 @@ class Price:
 
 
 def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
-    """Return what a step of the plan takes; the cache is what the tier does not use to read ahead.
+    """Return what a step of the plan takes, as a rehearsal finds it.
 
-    With commit_every > 1 the traffic is the mean of steps that commit and steps that do not.
+    With commit_every > 1 it is the mean of steps that commit and steps that do not.
     """
-    traffic = _traffic(plan, config)
-    compute_s = _compute_s(plan)
-    if machine is None or traffic is None:
-        return Price(traffic, compute_s, None)
-    io_s = machine.disk.seconds(traffic.read_bytes, traffic.write_bytes)
-    return Price(traffic, compute_s, floor_s(io_s, compute_s, machine.sigma))
-
-
-def _traffic(plan: Plan, config: Config) -> Traffic | None:
     program = plan.step()
-    pool_bytes = planned_bytes(plan.pool_bytes)
+    seconds = _seconds(plan)
+    compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_SIMULATED:
-        return None
-    durable = durable_objects(program, keeps_values=config.store.keeps_values)
-    size_bytes, m = plan.layouts.size_bytes, config.store.commit_every
-    committing = simulate(program, size_bytes, pool_bytes, durable=durable)
-    if m == 1:
-        return committing
-    between = simulate(program, size_bytes, pool_bytes, durable=lambda _: ())
-    return Traffic(
-        (committing.read_bytes + (m - 1) * between.read_bytes) // m,
-        (committing.write_bytes + (m - 1) * between.write_bytes) // m,
-        committing.commit_bytes // m,
+        return Price(None, compute_s, None)
+    m = config.store.commit_every
+    rehearsal = Rehearsal(
+        plan.layouts.size_bytes,
+        plan.pool_bytes,
+        seconds=seconds,
+        disk=None if machine is None else machine.disk,
+        sigma=0.0 if machine is None else machine.sigma,
     )
+    if m == 1:
+        durable = durable_objects(program, keeps_values=config.store.keeps_values)
+        for _ in range(_WARMUP):
+            rehearsal.run(program, program, durable)
+        done = rehearsal.run(program, program, durable)
+        traffic, step_s = done.traffic, done.seconds
+    else:
+        for _ in range(_WARMUP):
+            rehearsal.run(program, program, _nothing)
+        usual = rehearsal.run(program, program, _nothing)
+        last = rehearsal.run(program, program, _updated, commits="store")
+        traffic = Traffic(
+            (last.traffic.read_bytes + (m - 1) * usual.traffic.read_bytes) // m,
+            (last.traffic.write_bytes + (m - 1) * usual.traffic.write_bytes) // m,
+            last.traffic.commit_bytes // m,
+        )
+        step_s = (last.seconds + (m - 1) * usual.seconds) / m
+    return Price(traffic, compute_s, None if machine is None else step_s)
 
 
-def _compute_s(plan: Plan) -> float:
-    seconds, model = plan.measured.seconds, plan.captured.model
-    total = 0.0
-    for instruction in plan.step():
-        if instruction.segment and instruction.operation is not Operation.KEEP:
-            isomorphism = model.segment(instruction.segment).isomorphism
-            saves = any(key.kind is Kind.SAVED for key in instruction.touches)
-            total += seconds[instruction.operation, isomorphism, saves]
-    return total
+def _seconds(plan: Plan) -> Callable[[Instruction], float]:
+    """Return what an instruction was measured to take."""
+    measured, model = plan.measured.seconds, plan.captured.model
+
+    def seconds(instruction: Instruction) -> float:
+        if not instruction.segment or instruction.operation is Operation.KEEP:
+            return 0.0
+        isomorphism = model.segment(instruction.segment).isomorphism
+        saves = any(key.kind is Kind.SAVED for key in instruction.touches)
+        return measured[instruction.operation, isomorphism, saves]
+
+    return seconds
+
+
+def _updated(instruction: Instruction) -> list[ObjectKey]:
+    if instruction.operation is not Operation.UPDATE:
+        return []
+    return [key for key in instruction.changes if key.kind is Kind.STATE]
+
+
+def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:
+    return ()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.memory.slab import PinCallback
 from swaptrain.program.instructions import ObjectKey
 
 __all__ = ["CudaStreams", "StreamDevice", "Streams"]
@@ -76,13 +77,10 @@ class StreamDevice:
         """What an instruction and what is copied ahead of the next one may take together."""
         return self._streams.limit_bytes
 
-    def pin(self, address: int, nbytes: int) -> None:
-        """Make a slab's memory fit for direct copies."""
-        self._streams.pin(address, nbytes)
-
-    def unpin(self, address: int, nbytes: int) -> None:
-        """Undo `pin`."""
-        self._streams.unpin(address, nbytes)
+    @property
+    def pinning(self) -> tuple[PinCallback, PinCallback]:
+        """What makes a slab's memory fit for direct copies, and what undoes it."""
+        return self._streams.pin, self._streams.unpin
 
     def begin(self, segment: int) -> None:
         """Drop the copies of the segment before; take over those that were made ahead."""

@@ -15,7 +15,7 @@ from swaptrain.errors import SwaptrainError
 from swaptrain.memory.mapping import PAGE_BYTES, Mapping, resident
 from swaptrain.units import format_size
 
-__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab"]
+__all__ = ["PAGE_BYTES", "PinCallback", "Pool", "PoolExhausted", "Slab"]
 
 PinCallback = Callable[[int, int], None]
 """Called with the address and the bytes of a mapping."""

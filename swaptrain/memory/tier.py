@@ -52,6 +52,13 @@ class Home(Protocol):
         """The object is dead: what the disk holds of it is of no use any more."""
 
 
+class Wait(Protocol):
+    """Waits for I/O as `concurrent.futures.wait` does."""
+
+    def __call__(self, fs: Sequence[Future[Any]], *, return_when: str = ...) -> object:
+        """Return when all are done, or the first one with FIRST_COMPLETED."""
+
+
 @dataclass
 class TierCounters:
     """What a step needed of the tier, cumulative."""
@@ -69,6 +76,12 @@ class _Entry:
     slab: Slab
     dirty: bool = False
     pins: int = 0
+    next_use: int = 0
+    """The position where the program touches it next."""
+    ahead: bool = False
+    """It was read for that, as planned."""
+    spare: bool = False
+    """The plan does not keep it until then."""
     busy: list[Future[Any]] = field(default_factory=list)
     saving: bool = False
     """The busy futures write a snapshot of the slab; the object is clean when they are done."""
@@ -79,9 +92,11 @@ class _Entry:
 class Tier:
     """Keeps objects in memory for a program, within the budget of `pool`."""
 
-    def __init__(self, pool: Pool, home: Home) -> None:
+    def __init__(self, pool: Pool, home: Home, wait: Wait = wait) -> None:
+        """Take the memory and the disk; `wait` is given only where time is imagined."""
         self._pool = pool
         self._home = home
+        self._wait = wait
         self._entries: dict[ObjectKey, _Entry] = {}
         self._plan = Residency(NextUse(()))
         self._reads_in_flight: dict[ObjectKey, int] = {}
@@ -107,6 +122,8 @@ class Tier:
             durable=durable,
             held=self._plan.held_after,
         )
+        for key, entry in self._entries.items():
+            self._foresee(key, entry, -1)
 
     def acquire(self, instruction: Instruction, position: int) -> dict[ObjectKey, Slab]:
         """Bring what `instruction` touches into memory and pin it; return the slabs.
@@ -137,6 +154,9 @@ class Tier:
             self.counters.needed_bytes += self._entries[key].slab.nbytes
         for key in (*instruction.changes, *instruction.writes):
             self._entries[key].dirty = True
+        for key in keys:
+            self._entries[key].ahead = False
+            self._foresee(key, self._entries[key], position)
         return {key: self._entries[key].slab for key in keys}
 
     def release(self, instruction: Instruction) -> None:
@@ -190,24 +210,25 @@ class Tier:
         self._reads_in_flight = {k: n for k, n in self._reads_in_flight.items() if self._reading(k)}
         in_flight_bytes = sum(self._reads_in_flight.values())
         budget, plan = self._pool.budget_bytes, self._plan
-        instructions = plan.next_use.instructions
         # What is fetched ahead must fit beside what the plan holds at every position before it.
-        ahead, room, spare = 0, budget, self._spare(position)
-        for later in range(position + 1, len(instructions)):
+        ahead, room, spare = 0, budget, self._spare()
+        for later in range(position + 1, len(plan.touches)):
             room = min(room, budget - plan.used_bytes[later - 1] + ahead)
-            for key in dict.fromkeys(instructions[later].touches):
+            reads = plan.reads[later]
+            for key in plan.touches[later]:
+                if key in self._entries:
+                    ahead += self._home.size_bytes(key) if key in reads else 0
+                    continue
+                if key in plan.instructions[later].writes or not self._home.holds(key):
+                    continue
                 size = self._home.size_bytes(key)
-                planned = plan.reads(key, later)
-                if key not in self._entries:
-                    if key in instructions[later].writes or not self._home.holds(key):
-                        continue
-                    if in_flight_bytes > budget // 2 or (planned and room - ahead < size):
-                        return
-                    if not self._room_without_waiting(size, later, spare):
-                        return
-                    self._start_read(key)
-                    in_flight_bytes += size
-                ahead += size if planned else 0
+                if in_flight_bytes > budget // 2 or (key in reads and room - ahead < size):
+                    return
+                if not self._room_without_waiting(size, later, spare):
+                    return
+                self._start_read(key, position, ahead=key in reads)
+                in_flight_bytes += size
+                ahead += size if key in reads else 0
             if ahead > budget:
                 return
 
@@ -215,7 +236,7 @@ class Tier:
         """Begin to spill the dirty objects that the plan evicts before their next use."""
         self._reap()
         writing = sum(e.slab.nbytes for e in self._entries.values() if e.busy and e.saving)
-        for _, key in self._spare(position, dirty=True):
+        for _, key in self._spare(dirty=True):
             if writing > self._pool.budget_bytes // 4:
                 return
             entry = self._entries[key]
@@ -239,15 +260,21 @@ class Tier:
         if fresh:
             entry = self._entries[key] = _Entry(self._pool.take(self._home.size_bytes(key)))
             return entry
-        return self._start_read(key)
+        return self._start_read(key, position)
 
-    def _start_read(self, key: ObjectKey) -> _Entry:
+    def _start_read(self, key: ObjectKey, position: int, *, ahead: bool = False) -> _Entry:
         slab = self._pool.take(self._home.size_bytes(key))
         self.counters.missed_bytes += slab.nbytes
-        entry = self._entries[key] = _Entry(slab)
+        entry = self._entries[key] = _Entry(slab, ahead=ahead)
         entry.busy = list(self._home.read(key, slab))
         self._reads_in_flight[key] = slab.nbytes
+        self._foresee(key, entry, position)
         return entry
+
+    def _foresee(self, key: ObjectKey, entry: _Entry, position: int) -> None:
+        """Take note of what the plan has in store for an object behind `position`."""
+        entry.next_use = self._plan.next_use.after(key, position)
+        entry.spare = not entry.ahead and self._plan.spares(key, position)
 
     def _start_write(self, key: ObjectKey, entry: _Entry) -> None:
         begun = time.perf_counter()
@@ -260,11 +287,11 @@ class Tier:
         """Evict until `size_bytes` fit, waiting for writes where there is no other way."""
         while self._pool.live_bytes + size_bytes > self._pool.budget_bytes:
             self._reap()
-            clean = self._spare(position)
+            clean = self._spare()
             if clean:
                 self._drop(clean[0][1])
                 continue
-            dirty = self._spare(position, dirty=True)
+            dirty = self._spare(dirty=True)
             if dirty:
                 self._start_write(dirty[0][1], self._entries[dirty[0][1]])
             if not self._wait_for_any(writes_only=True) and not self._evict_unplanned(position):
@@ -288,16 +315,13 @@ class Tier:
             self._drop(victim)
         return True
 
-    def _spare(self, position: int, *, dirty: bool = False) -> list[tuple[int, ObjectKey]]:
+    def _spare(self, *, dirty: bool = False) -> list[tuple[int, ObjectKey]]:
         """Return what the plan can spare and when it is used next, the furthest first."""
         return sorted(
             (
-                (self._plan.next_use.after(key, position), key)
+                (entry.next_use, key)
                 for key, entry in self._entries.items()
-                if entry.pins == 0
-                and not entry.busy
-                and entry.dirty == dirty
-                and self._plan.spares(key, position)
+                if entry.spare and entry.dirty == dirty and not entry.pins and not entry.busy
             ),
             reverse=True,
         )
@@ -327,7 +351,7 @@ class Tier:
             self._reap()
             return bool(busy)
         begun = time.perf_counter()
-        wait(pending, return_when=FIRST_COMPLETED)
+        self._wait(pending, return_when=FIRST_COMPLETED)
         self.counters.wait_s += time.perf_counter() - begun
         return True
 
@@ -335,7 +359,7 @@ class Tier:
         """Wait for an entry's reads or writes; raise their error."""
         if entry.busy:
             begun = time.perf_counter()
-            wait(entry.busy)
+            self._wait(entry.busy)
             self.counters.wait_s += time.perf_counter() - begun
             for future in entry.busy:
                 future.result()

@@ -131,7 +131,7 @@ def break_even_tokens(
 def durable_objects(
     program: Program, *, keeps_values: bool = False
 ) -> Callable[[Instruction], list[ObjectKey]]:
-    """Return what each instruction of a step makes durable, for `simulate`.
+    """Return what each instruction of a step makes durable.
 
     An update writes its segment's state and the hand-off: gradients that are alive then and that no
     commit before has written. A settled gradient is written itself, with the hand-off; so is what

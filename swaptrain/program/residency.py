@@ -1,14 +1,14 @@
-"""What to keep in memory: next uses, the choice of a victim, and a simulation of the traffic."""
+"""What to keep in memory: next uses, the choice of a victim, and a plan of a whole program."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
 
-__all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency", "simulate"]
+__all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency"]
 __all__ += ["victim_score"]
 
 NEVER = 1 << 60
@@ -19,9 +19,11 @@ class NextUse:
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.instructions = instructions
+        self.touches = [tuple(dict.fromkeys(i.touches)) for i in instructions]
+        """By position: what the instruction touches, each once."""
         self._uses: dict[ObjectKey, list[int]] = {}
-        for position, instruction in enumerate(instructions):
-            for key in dict.fromkeys(instruction.touches):
+        for position, keys in enumerate(self.touches):
+            for key in keys:
                 self._uses.setdefault(key, []).append(position)
 
     def after(self, key: ObjectKey, position: int) -> int:
@@ -84,7 +86,7 @@ class Residency:
         next_use: NextUse,
         held_before: Mapping[ObjectKey, bool] | None = None,
         used_bytes: Sequence[int] = (),
-        reads: Sequence[Container[ObjectKey]] = (),
+        reads: Sequence[Collection[ObjectKey]] = (),
         evictions: Mapping[ObjectKey, Sequence[int]] | None = None,
         held_after: Mapping[ObjectKey, bool] | None = None,
     ) -> None:
@@ -92,13 +94,21 @@ class Residency:
         self._held_before = held_before or {}
         self.used_bytes = used_bytes
         """By position: the bytes that the plan has a use for while the instruction runs."""
-        self._reads, self._evictions = reads, evictions or {}
+        self.reads = reads
+        """By position: what the plan has read for it."""
+        self._evictions = evictions or {}
         self.held_after = held_after or {}
         """What is held behind the program, and whether it is dirty then."""
 
-    def reads(self, key: ObjectKey, position: int) -> bool:
-        """Whether the plan has `key` read for `position`, where it is needed."""
-        return position < len(self._reads) and key in self._reads[position]
+    @property
+    def instructions(self) -> Sequence[Instruction]:
+        """The instructions, by position."""
+        return self.next_use.instructions
+
+    @property
+    def touches(self) -> Sequence[tuple[ObjectKey, ...]]:
+        """By position: what is in memory while the instruction runs, each once."""
+        return self.next_use.touches
 
     def spares(self, key: ObjectKey, position: int) -> bool:
         """Whether the plan can spare `key`: it does not keep it until its next use.
@@ -137,6 +147,11 @@ class _Cache:
         self.used_bytes: list[int] = []
         self.reads: list[set[ObjectKey]] = []
         self.evictions: dict[ObjectKey, list[int]] = {}
+        self._visit = 0
+        self._committing: set[ObjectKey] = set()
+        """What the segment before made durable: it is being written until this one has begun."""
+        self._written: dict[ObjectKey, int] = {}
+        """The last position at which the write of an object was under way."""
 
     def held(self) -> dict[ObjectKey, bool]:
         """Return what is held, and whether it is dirty."""
@@ -145,7 +160,7 @@ class _Cache:
     def run(self, instruction: Instruction, position: int, durable: Iterable[ObjectKey]) -> None:
         """Bring what an instruction touches, and take note of what it changes and frees."""
         held = self._held
-        pinned = set(instruction.touches)
+        pinned = self._committing.union(instruction.touches)
         reads: set[ObjectKey] = set()
         for key in dict.fromkeys(instruction.touches):
             if key in held:
@@ -162,7 +177,12 @@ class _Cache:
         self.used_bytes.append(self._used)
         for key in instruction.changes:
             held[key].dirty = True
+        if instruction.segment not in (0, self._visit):
+            self._visit = instruction.segment
+            self._written.update(dict.fromkeys(self._committing, position))
+            self._committing.clear()
         for key in durable:
+            self._committing.add(key)
             size = self._size_bytes(key)
             self.commit_bytes += size
             self.write_bytes += size
@@ -185,7 +205,8 @@ class _Cache:
             self._used -= entry.size_bytes
             self.write_bytes += entry.size_bytes if entry.dirty else 0
             self.evictions.setdefault(victim, []).append(position)
-            for useless in range(self._next_use.until(victim, position) + 1, position):
+            last = max(self._next_use.until(victim, position), self._written.get(victim, -1))
+            for useless in range(last + 1, position):
                 self.used_bytes[useless] -= entry.size_bytes
 
 
@@ -212,30 +233,3 @@ def plan_residency(
         if position == len(program) - 1:
             after = cache.held()
     return Residency(next_use, held, cache.used_bytes, cache.reads, cache.evictions, after)
-
-
-def simulate(
-    program: Program,
-    size_bytes: Callable[[ObjectKey], int],
-    cache_bytes: int,
-    *,
-    durable: Callable[[Instruction], Iterable[ObjectKey]],
-    rounds: int = 2,
-) -> Traffic:
-    """Return the traffic of a step with a cache of `cache_bytes`, without moving anything.
-
-    The decisions are those of `plan_residency`. `durable` names what an instruction makes durable
-    (written whether or not it stays in memory). Of `rounds` equal steps the last one counts, so
-    that the cache is warm.
-    """
-    cache = _Cache(NextUse(program * (rounds + 1)), size_bytes, cache_bytes, {})
-    before = Traffic(0, 0, 0)
-    for round_ in range(rounds):
-        before = Traffic(cache.read_bytes, cache.write_bytes, cache.commit_bytes)
-        for offset, instruction in enumerate(program):
-            cache.run(instruction, round_ * len(program) + offset, durable(instruction))
-    return Traffic(
-        cache.read_bytes - before.read_bytes,
-        cache.write_bytes - before.write_bytes,
-        cache.commit_bytes - before.commit_bytes,
-    )

@@ -39,7 +39,7 @@ class DirectIO:
     """
 
     def __init__(
-        self, threads: int = 4, *, on_fallback: Callable[[str], None] | None = None
+        self, threads: int = 8, *, on_fallback: Callable[[str], None] | None = None
     ) -> None:
         self.threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="swaptrain-io")

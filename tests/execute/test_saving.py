@@ -155,7 +155,10 @@ def speeds(bytes_per_s: float) -> Machine:
 def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
     made: tuple[Any, Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a cache for a part of it, the price decides; the chosen one is no dearer than others."""
+    """With a cache for a part of it, the price decides; the chosen one is no dearer than others.
+
+    Or hardly: of two that are as good as equal, the one that computes less is taken.
+    """
     config, plan = made
     monkeypatch.setattr("swaptrain.execute.choose._TENSOR_BYTES", 0)  # small tensors, as many nodes
     small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2, arena_bytes=0)
@@ -167,7 +170,7 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
     for machine in (speeds(1e3), speeds(1e7), speeds(1e15)):
         best = choose_saves(small, config, machine, disk_bytes=1 << 40)
         prices = [price(plan, config, machine).step_s for plan in (best, small)]
-        assert prices[0] is not None and prices[1] is not None and prices[0] <= prices[1]
+        assert prices[0] is not None and prices[1] is not None and prices[0] <= 1.03 * prices[1]
 
 
 def test_where_all_fits_all_is_saved_even_without_a_machine(made: tuple[Any, Plan]) -> None:

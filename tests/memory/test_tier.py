@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swaptrain.memory import tier as tier_module
 from swaptrain.memory.slab import PAGE_BYTES, Pool, PoolExhausted, Slab
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from swaptrain.program.residency import simulate
+from tests.support.traffic import simulate
 
 STATES = [ObjectKey(Kind.STATE, "weights", k) for k in range(1, 5)]
 VALUES = [ObjectKey(Kind.VALUE, "v", k, m) for k in range(1, 4) for m in range(2)]
@@ -32,6 +31,7 @@ class LateHome:
         self.contents: dict[ObjectKey, bytes] = {}
         self.pending: list[tuple[Future[Any], ObjectKey, Slab, str]] = []
         self.failure: OSError | None = None
+        self.completes = False
 
     def size_bytes(self, key: ObjectKey) -> int:
         return PAGES[key] * PAGE_BYTES
@@ -62,6 +62,14 @@ class LateHome:
                 self.contents[key] = bytes(slab.memory)
             future.set_result(None)
 
+    def wait(self, fs: Sequence[Future[Any]], **_: object) -> None:
+        """Complete the transfers that are waited for, the last submitted first."""
+        assert self.completes, "nothing was to wait here"
+        for future in reversed(fs):
+            found = [i for i, (f, *_) in enumerate(self.pending) if f is future]
+            if found:
+                self.complete(found[0])
+
     def _submit(self, key: ObjectKey, slab: Slab, what: str) -> Future[Any]:
         future: Future[Any] = Future()
         self.pending.append((future, key, slab, what))
@@ -70,20 +78,12 @@ class LateHome:
 
 @contextmanager
 def waits_complete(home: LateHome) -> Iterator[None]:
-    """Let a wait of the tier complete the transfers it waits for, the last submitted first."""
-    patch = pytest.MonkeyPatch()
-
-    def wait(futures: Sequence[Future[Any]], **_: object) -> None:
-        for future in reversed(futures):
-            found = [i for i, (f, *_) in enumerate(home.pending) if f is future]
-            if found:
-                home.complete(found[0])
-
-    patch.setattr(tier_module, "wait", wait)
+    """Let a wait of the tier complete the transfers it waits for."""
+    home.completes = True
     try:
         yield
     finally:
-        patch.undo()
+        home.completes = False
 
 
 class TierMachine(RuleBasedStateMachine):
@@ -93,7 +93,7 @@ class TierMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.home = LateHome()
         self.pool = Pool(BUDGET_PAGES * PAGE_BYTES)
-        self.tier = Tier(self.pool, self.home)
+        self.tier = Tier(self.pool, self.home, self.home.wait)
         self.model: dict[ObjectKey, int] = {}
         self.stamps = count(1)
         self.commit: tuple[Future[Any], ObjectKey, bytes] | None = None
@@ -230,7 +230,7 @@ def tier_of(pages: int) -> tuple[Tier, LateHome, Pool]:
     pool = Pool(pages * PAGE_BYTES)
     for key in STATES:
         home.contents[key] = bytes([key.segment]) * home.size_bytes(key)
-    return Tier(pool, home), home, pool
+    return Tier(pool, home, home.wait), home, pool
 
 
 def test_an_error_of_a_read_reaches_the_main_line() -> None:
@@ -312,7 +312,7 @@ def test_reading_ahead_costs_no_more_than_the_plan() -> None:
     home.contents = {key: bytes(PAGE_BYTES) for key in keys}
     home.size_bytes = lambda _: PAGE_BYTES  # type: ignore[method-assign]
     pool = Pool(10 * PAGE_BYTES)
-    tier = Tier(pool, home)
+    tier = Tier(pool, home, home.wait)
     sweep = tuple(one(reads=(key,)) for key in keys)
     with waits_complete(home):
         for _ in range(4):

@@ -15,10 +15,10 @@ from swaptrain.program.residency import (
     NextUse,
     choose_victim,
     plan_residency,
-    simulate,
     victim_score,
 )
 from tests.program.models import chain, chain_size, size_of
+from tests.support.traffic import simulate
 
 
 def reads(*names: str) -> Instruction:
@@ -77,13 +77,13 @@ def test_what_the_plan_can_spare() -> None:
     plan = plan_residency(sweep, sweep, lambda _: 1, 2, durable=lambda _: (), held={})
     assert plan.spares(key("b"), 0)  # if it was fetched ahead: the plan does not count on it
     assert plan.spares(key("b"), 1)
-    assert plan.reads(key("b"), 4)
+    assert key("b") in plan.reads[4]
     assert not plan.spares(key("a"), 1)  # stays for its next use
-    assert not plan.reads(key("a"), 3)
+    assert key("a") not in plan.reads[3]
     assert plan.used_bytes == [1, 2, 2, 2, 2, 2]  # what is spared is replaced at once
     assert plan.held_after == {key("a"): False, key("c"): False}
     again = plan_residency(sweep, (), lambda _: 1, 2, durable=lambda _: (), held=plan.held_after)
-    assert not again.reads(key("a"), 0)
+    assert key("a") not in again.reads[0]
     assert again.spares(key("b"), 0)
 
 

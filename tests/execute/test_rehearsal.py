@@ -1,0 +1,86 @@
+"""Rehearsals: what the tier would do, in seconds that can be reckoned by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swaptrain.execute.rehearsal import Rehearsal
+from swaptrain.memory.slab import PAGE_BYTES
+from swaptrain.memory.tier import planned_bytes
+from swaptrain.program.cost import Disk, durable_objects
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from tests.program.models import chain, chain_size, size_of
+from tests.support.traffic import simulate
+
+PARAMETERS = 1 << 16
+SPEED = Disk(1e9, 1e9, 1e9)
+
+
+def sweep(count: int) -> Program:
+    """Return a program that reads `count` arrays of a page, one after the other."""
+    keys = [ObjectKey(Kind.STATE, "weights", k) for k in range(1, count + 1)]
+    return tuple(Instruction(Operation.FORWARD, key.segment, 0, reads=(key,)) for key in keys)
+
+
+def rehearsed(program: Program, pool_pages: int, seconds: float, sigma: float = 0.0) -> float:
+    """Return the seconds of a warm round."""
+    page_s = Disk(PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)  # a page takes a second
+    rehearsal = Rehearsal(
+        lambda _: PAGE_BYTES,
+        pool_pages * PAGE_BYTES,
+        seconds=lambda _: seconds,
+        disk=page_s,
+        sigma=sigma,
+    )
+    for _ in range(3):
+        done = rehearsal.run(program, program, lambda _: ())
+    return done.seconds
+
+
+def test_the_slower_of_disk_and_processor_decides() -> None:
+    """Ten pages through room for four: eight or so are read, behind what is computed."""
+    program = sweep(10)
+    assert rehearsed(program, 40, 3.0) == pytest.approx(30)  # all is in memory
+    assert rehearsed(program, 4, 3.0) == pytest.approx(30)  # the disk is hidden
+    slow = rehearsed(program, 4, 0.01)
+    assert 6 <= slow <= 10.1  # the disk decides; what is cached is not read
+    # Each second of reading beside it makes computing a half slower.
+    assert 30 < rehearsed(program, 4, 3.0, sigma=0.5) <= 30 + 0.5 * 10
+
+
+@given(
+    segments=st.integers(3, 8),
+    room=st.floats(1.2, 6),
+    compute_ms=st.sampled_from([0.01, 1.0, 100.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_read_is_repeated_and_nothing_is_for_free(
+    segments: int, room: float, compute_ms: float
+) -> None:
+    """It reads what the plan reads: what was fetched ahead stays until it is used.
+
+    And a step takes as long as its computing and as its bytes, and no longer than both together.
+    """
+    program = chain(segments, 1).step()
+    size = partial(size_of, chain_size(PARAMETERS, 8192))
+    most = max(sum(size(key) for key in set(i.touches)) for i in program)
+    pool = int(most * room)
+    durable = durable_objects(program)
+    rehearsal = Rehearsal(
+        size, pool, seconds=lambda i: compute_ms / 1e3 if i.segment else 0.0, disk=SPEED
+    )
+    done = [rehearsal.run(program, program, durable) for _ in range(4)]
+    planned = simulate(program, size, planned_bytes(pool), durable=durable, rounds=4)
+    read = sum(step.traffic.read_bytes for step in done[2:]) / 2
+    assert read <= 1.1 * planned.read_bytes + 2 * most
+    assert done[-1].traffic.commit_bytes == planned.commit_bytes
+    compute_s = compute_ms / 1e3 * sum(bool(i.segment) for i in program)
+    io_s = done[-1].traffic.total_bytes / 1e9
+    assert compute_s <= done[-1].seconds + 1e-9
+    together = sum(step.seconds for step in done[2:])
+    moved = sum(step.traffic.total_bytes for step in done[1:]) / 1e9
+    assert together <= 2 * compute_s + moved + io_s
