@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from swaptrain.config import Config
 from swaptrain.execute import prepare
@@ -96,3 +97,26 @@ def test_nothing_comes_ahead_where_the_device_has_no_room(
     plain = trained(_config(tmp_path / "run", "llama", "fused"))
     assert late.brought > 0 and late.ahead == 0
     assert len(losses(plain)) == 3
+
+
+def test_a_turn_of_many_micro_batches_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one micro-batch brought is dropped before the next one's comes."""
+    most: dict[int, int] = {}
+
+    class Counting(StreamDevice):
+        def fetch(self, *args: Any, **kwargs: Any) -> Tensor:
+            tensor = super().fetch(*args, **kwargs)
+            held = sum(copy.tensor.nbytes for copy in self._copies.values())
+            most[micro_batches] = max(most.get(micro_batches, 0), held)
+            return tensor
+
+    monkeypatch.setattr(
+        prepare, "open_device", lambda *_: Counting(LateStreams(limit_bytes=1 << 30))
+    )
+    for micro_batches in (2, 6):
+        config = _config(tmp_path / str(micro_batches), "llama", "fused")
+        data = config.data.model_copy(update={"micro_batches": micro_batches})
+        trained(config.model_copy(update={"data": data}))
+    assert most[6] == most[2] > 0

@@ -46,9 +46,13 @@ class Operations:
         runner.move_to(device.device)
 
     def forget(self, instruction: Instruction) -> None:
-        """Drop the device's copies of what the instruction used for the last time."""
-        for key in instruction.frees:
-            self.device.forget(key)
+        """Drop the device's copies of what is dead, or belongs to one micro-batch.
+
+        The next instruction is of another one: a turn of many needs no more memory than of one.
+        """
+        for key in {*instruction.frees, *instruction.touches}:
+            if key.micro_batch >= 0 or key in instruction.frees:
+                self.device.forget(key)
 
     def fetch_ahead(
         self,
