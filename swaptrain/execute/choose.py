@@ -13,7 +13,9 @@ from swaptrain.execute.price import price
 __all__ = ["choose_saves"]
 
 _LONGEST_SEARCHED = 5_000
-"""Instructions of a step: a price takes a second there, more than in proportion beyond."""
+"""Instructions of a step: a rehearsal takes half a minute there, more than in proportion beyond."""
+_LONGEST_REFINED = 1_000
+"""Instructions of a step: up to here a rehearsal takes a second, and some fifteen are made."""
 _TRIALS = 8
 """Numbers of saving segments that are priced, before the best one's neighbours are."""
 _NEAR = 1.03
@@ -50,9 +52,10 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
         return costs[count]
 
     most = len(candidates)
-    step = -(-most // _TRIALS)
+    refined = len(plan.step()) <= _LONGEST_REFINED
+    step = -(-most // (_TRIALS if refined else 2))
     best = min({*range(0, most, step), most}, key=cost)
-    while step > 1:
+    while refined and step > 1:
         step = -(-step // 2) if step > 2 else 1
         best = min({min(most, max(0, best + offset)) for offset in (-step, 0, step)}, key=cost)
     if machine is not None:

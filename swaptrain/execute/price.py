@@ -15,9 +15,9 @@ from swaptrain.program.residency import Traffic
 
 __all__ = ["Price", "price"]
 
-_LONGEST_SIMULATED = 20_000
-"""Instructions; each one that has to make room looks at everything that is held."""
-_WARMUP = 2
+_LONGEST_REHEARSED = 10_000
+"""Instructions; each one looks at all that is held, and ahead at all that comes."""
+_WARMUP = 1
 """Steps before the one that counts: memory holds then what a step leaves in it."""
 
 
@@ -26,7 +26,7 @@ class Price:
     """What a step in the middle of a run takes."""
 
     traffic: Traffic | None
-    """Simulated; None where the program is too long for it."""
+    """Rehearsed; None where the program is too long for it."""
     compute_s: float
     """Of the forwards, backwards and updates, as measured one by one with no I/O beside them."""
     step_s: float | None
@@ -41,7 +41,7 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     program = plan.step()
     seconds = _seconds(plan)
     compute_s = sum(map(seconds, program))
-    if len(program) > _LONGEST_SIMULATED:
+    if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
     m = config.store.commit_every
     rehearsal = Rehearsal(
