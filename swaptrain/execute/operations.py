@@ -50,9 +50,9 @@ class Operations:
 
         The next instruction is of another one: a turn of many needs no more memory than of one.
         """
-        for key in {*instruction.frees, *instruction.touches}:
-            if key.micro_batch >= 0 or key in instruction.frees:
-                self.device.forget(key)
+        passed = {key for key in instruction.touches if key.micro_batch >= 0}
+        for key in passed.union(instruction.frees):
+            self.device.forget(key)
 
     def fetch_ahead(
         self,

@@ -21,7 +21,7 @@ from swaptrain.store.contained import check_contained
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.root import free_bytes, read_root
 
-__all__ = ["PlanReport", "plan", "print_plan"]
+__all__ = ["PlanReport", "boundary_bytes", "plan", "print_plan", "state_bytes"]
 
 
 def plan(config: Config) -> PlanReport:
@@ -52,20 +52,20 @@ def plan(config: Config) -> PlanReport:
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
         made = choose_saves(made, config, timed, disk_bytes=spare)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
-    state, boundary_bytes = _state_bytes(made), _boundary_bytes(made)
+    state, crossing_bytes = state_bytes(made), boundary_bytes(made)
     commit_every = config.store.commit_every
     keeps_values = config.store.keeps_values
     priced = price(made, config, found)
     traffic = priced.traffic
     least = least_traffic_bytes(
         state,
-        boundary_bytes,
+        crossing_bytes,
         made.pool_bytes,
         commit_every=commit_every,
         keeps_values=keeps_values,
     )
     written = (state.weights + state.rest) // commit_every + state.gradients
-    written += boundary_bytes * ((commit_every == 1) + keeps_values)
+    written += crossing_bytes * ((commit_every == 1) + keeps_values)
     if traffic is not None:
         written = traffic.write_bytes
     read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
@@ -114,7 +114,8 @@ def _segments(made: Plan) -> tuple[Segment, ...]:
     return tuple(rows)
 
 
-def _state_bytes(made: Plan) -> StateBytes:
+def state_bytes(made: Plan) -> StateBytes:
+    """Return the bytes of a model's state by how often a step needs them."""
     weights = rest = 0
     for layout in made.layouts.state.values():
         for array in layout.arrays:
@@ -126,7 +127,7 @@ def _state_bytes(made: Plan) -> StateBytes:
     return StateBytes(weights, rest, gradients if made.builder.deferred else 0)
 
 
-def _boundary_bytes(made: Plan) -> int:
+def boundary_bytes(made: Plan) -> int:
     """Return the bytes of a step's values that cross from one segment to another."""
     values = made.captured.model.values.values()
     crossing = sum(v.tensor.nbytes for v in values if v.producer and v.readers)

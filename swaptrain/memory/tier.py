@@ -123,6 +123,8 @@ class Tier:
             held=self._plan.held_after,
         )
         for key, entry in self._entries.items():
+            first = self._plan.next_use.after(key, -1)
+            entry.ahead &= first < len(self._plan.reads) and key in self._plan.reads[first]
             self._foresee(key, entry, -1)
 
     def acquire(self, instruction: Instruction, position: int) -> dict[ObjectKey, Slab]:
