@@ -51,13 +51,21 @@ def outcome(config: Config) -> tuple[list[float], dict[str, Tensor]]:
     return losses(run_dir), weights(run_dir)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("clip_norm", [None, 0.3])
 @pytest.mark.parametrize("name", ["gpt", "convolutional"])
 def test_a_run_equals_the_reference_loop(
-    name: str, clip_norm: float | None, tmp_path: Path
+    name: str, clip_norm: float | None, micro_batches: int, tmp_path: Path
 ) -> None:
-    """Losses, float32 masters and buffers are those of the loop in swaptrain.reference."""
-    config = config_with(tmp_path / "run", name, {"optimizer": {"clip_norm": clip_norm}})
+    """Losses, float32 masters and buffers are those of the loop in swaptrain.reference.
+
+    Gradients of one micro-batch stay as narrow as autograd makes them, those of several are summed.
+    """
+    settings = {
+        "data": {**MODELS[name]["data"], "micro_batches": micro_batches},
+        "optimizer": {"clip_norm": clip_norm},
+    }
+    config = config_with(tmp_path / "run", name, settings)
     found_losses, found = outcome(config)
     plain = reference(config)
     assert found_losses == plain.losses

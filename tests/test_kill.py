@@ -31,6 +31,13 @@ EVALUATED = {"eval": {"python": "tests.support.datasets:tokens", "every": 2, "ba
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**GPT, **CLIPPED, **EVALUATED},
+    "clipped-one-bfloat16": {
+        **CLIPPED,
+        "model": {**GPT["model"], "dtype": "bfloat16"},
+        "data": {**GPT["data"], "micro_batches": 1},
+        "memory": GPT["memory"],
+        "train": {"steps": 6},
+    },
     "waves": {**GPT, "train": {"steps": 4, "wave": 2}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},

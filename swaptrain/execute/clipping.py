@@ -11,12 +11,12 @@ __all__ = ["clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:
-    """Return the 2-norm of one whole parameter's gradient, float32 [].
+    """Return the 2-norm of one whole parameter's gradient, float32 [], as of a float32 copy.
 
     The gradient must have the parameter's own layout: the order of memory is part of the bits, and
     so is the number of threads.
     """
-    norm: Tensor = torch.linalg.vector_norm(gradient, 2.0)
+    norm: Tensor = torch.linalg.vector_norm(gradient, 2.0, dtype=torch.float32)
     return norm
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ class Measured:
     """By isomorphism class: the tensors that autograd saves in a forward."""
     seconds: dict[tuple[Operation, int, bool], float] = field(default_factory=dict)
     """By operation, isomorphism class, and whether autograd's tensors are saved for the backward:
-    the least of several rounds."""
+    the median of several rounds."""
 
 
 class _DryRun:
@@ -50,6 +51,7 @@ class _DryRun:
         self._batch = batch
         self.measured = Measured()
         self._peaks: list[int] = []
+        self._rounds: dict[tuple[Operation, int, bool], list[float]] = {}
 
     def measure_saved(self, instruction: Instruction) -> int | None:
         """Return the bytes that autograd saves in a forward; None where they cannot be kept.
@@ -87,14 +89,15 @@ class _DryRun:
         """Forget how long the instructions took."""
         for instruction in instructions:
             isomorphism = self.captured.model.segment(instruction.segment).isomorphism
-            self.measured.seconds.pop((instruction.operation, isomorphism, False), None)
+            self._rounds.pop((instruction.operation, isomorphism, False), None)
 
     def _note_seconds(self, instruction: Instruction, seconds: float) -> None:
         isomorphism = self.captured.model.segment(instruction.segment).isomorphism
         saves = any(key.kind is Kind.SAVED for key in instruction.touches)
-        known = self.measured.seconds
         key = instruction.operation, isomorphism, saves
-        known[key] = min(seconds, known.get(key, seconds))
+        rounds = self._rounds.setdefault(key, [])
+        rounds.append(seconds)
+        self.measured.seconds[key] = statistics.median(rounds)
 
     def _slabs(self, keys: Iterable[ObjectKey]) -> tuple[Pool, dict[ObjectKey, Slab]]:
         sizes = {key: self.layouts.size_bytes(key) for key in keys}

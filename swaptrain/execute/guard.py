@@ -15,7 +15,7 @@ class BudgetGuard:
 
     How far freed blocks of many sizes fit together in the allocator's heap cannot be known before:
     a model of 64 segments was seen to take a third more than three rounds of its classes. What the
-    process holds beyond base and slabs is looked at after each instruction (tens of microseconds);
+    process holds beyond base and slabs is looked at after each instruction (some microseconds);
     slabs that the budget has no room for any more are given back, and the tier evicts.
     """
 

@@ -34,6 +34,7 @@ class Layouts:
         compute_dtype: str,
         state_shapes: StateShapes,
         chunk_bytes: int,
+        micro_batches: int,
     ) -> None:
         self.model, self.compute_dtype = model, compute_dtype
         self._chunk_bytes = chunk_bytes
@@ -50,7 +51,7 @@ class Layouts:
             frozen = frozen_arrays(model, segment, compute_dtype)
             if frozen:
                 self.frozen[k] = self._segment(frozen)
-            gradients = accumulator_tensors(model, segment)
+            gradients = accumulator_tensors(model, segment, micro_batches)
             if gradients:
                 self.accumulators[k] = self._array("gradient", gradients)
 

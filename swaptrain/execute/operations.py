@@ -122,7 +122,7 @@ class Operations:
     def backward(self, instruction: Instruction, slabs: Slabs, step: int) -> float | None:
         """Propagate gradients; return the loss where the segment makes it.
 
-        Parameter gradients are added to the segment's accumulator in float32, in the order of the
+        Parameter gradients are added to the segment's accumulator, in the order of the
         micro-batches; those of shared parameters become objects for their owner's backward.
         """
         k, m = instruction.segment, instruction.micro_batch
@@ -218,18 +218,18 @@ class Operations:
                 for array in self.rule.state_tensors(parameter.tensor.shape)
             }
             gradient = sums[name]
-            if coefficient is not None:
-                gradient.mul_(coefficient)
             if parameter.split:
                 self.rule.update_split(
-                    weights, arrays["remainder"][name], gradient, state,
+                    weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
                     updates_before=updates_before, lr=lr, decay=parameter.decays,
                 )  # fmt: skip
-            else:
-                self.rule.update(
-                    weights, gradient, state,
-                    updates_before=updates_before, lr=lr, decay=parameter.decays,
-                )  # fmt: skip
+                continue
+            if coefficient is not None:
+                gradient.mul_(coefficient)
+            self.rule.update(
+                weights, gradient, state,
+                updates_before=updates_before, lr=lr, decay=parameter.decays,
+            )  # fmt: skip
         for name, key in state_keys.items():
             if name.startswith("buffers_"):
                 continue

@@ -211,8 +211,8 @@ class Planner:
             compute_dtype=config.model.dtype,
             state_shapes=rule.state_tensors,
             chunk_bytes=config.store.chunk,
+            micro_batches=(m := config.data.micro_batches),
         )
-        m = config.data.micro_batches
         deferred = config.optimizer.clip_norm is not None
         wave = min(config.train.wave or m, m)
         builder = StepBuilder(

@@ -108,18 +108,19 @@ class UpdateRule:
         """Return a bound of what an update of such a parameter allocates beyond its arguments.
 
         Measured in copies of a block, or of the parameter where it must be stepped whole: those of
-        the state that torch creates in the first step, the joined master, and temporaries.
+        the state that torch creates in the first step, the joined master, the widened gradient, and
+        temporaries.
         """
         states = self.state_tensors(shape).values()
         elements = math.prod(shape)
         if self.elementwise:
             block = block_elements(torch.device(device))
-            # The joined master's block is allocated in full, and kept, however small the parameter.
-            master_elements = block if split else 0
+            # Blocks of masters and gradients are made in full, and kept, however small it is.
+            master_elements = 2 * block if split else 0
             elements = min(elements, block)
             copies = len(states) + (0 if self.fused else 3)
         else:
-            master_elements = elements if split else 0
+            master_elements = 2 * elements if split else 0
             copies = len(states) + 4
         small_bytes = 4 * 64
         return 4 * (master_elements + copies * elements) + small_bytes
@@ -164,11 +165,14 @@ class UpdateRule:
         updates_before: int,
         lr: float,
         decay: bool,
+        coefficient: Tensor | None = None,
     ) -> None:
         """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
 
         `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
-        elements in the same order of memory; the rest as for `update`.
+        elements in the same order of memory. `gradient` may be bfloat16 as well; the optimizer is
+        given it in float32, times `coefficient`, [], if there is one, for which a float32 gradient
+        changes. The rest as for `update`.
         """
         self._begin(lr=lr, decay=decay)
         views = self._state_views(hi, state)
@@ -176,14 +180,21 @@ class UpdateRule:
             master = torch.empty_like(hi, dtype=torch.float32)
             check_layout(master, gradient)
             join(hi, lo, master)
+            gradient = gradient.float()
+            if coefficient is not None:
+                gradient.mul_(coefficient)
             self._step(master, gradient, views, updates_before)
             split(master, hi, lo, consume=True)
             return
         hi_flat, lo_flat = storage_order(hi), storage_order(lo)
-        scratch = self._scratch_block(hi.device)
+        scratch, widened = self._scratch_blocks(hi.device)
         for block, block_gradient, block_state in self._blocks(hi, gradient, views):
             master = scratch[: block_gradient.numel()]
             join(hi_flat[block], lo_flat[block], master)
+            if block_gradient.dtype != torch.float32:
+                block_gradient = widened[: block_gradient.numel()].copy_(block_gradient)
+            if coefficient is not None:
+                block_gradient.mul_(coefficient)
             self._step(master, block_gradient, block_state, updates_before)
             split(master, hi_flat[block], lo_flat[block], consume=True)
 
@@ -260,13 +271,14 @@ class UpdateRule:
             blocks.append((block, flat_gradient[block], of_block))
         return blocks
 
-    def _scratch_block(self, device: torch.device) -> Tensor:
-        """Return the float32 block that masters are joined in, made once per device."""
+    def _scratch_blocks(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the float32 blocks for masters and for gradients, made once per device."""
         if device not in self._scratch:
             self._scratch[device] = torch.empty(
-                block_elements(device), dtype=torch.float32, device=device
+                2, block_elements(device), dtype=torch.float32, device=device
             )
-        return self._scratch[device]
+        master, gradient = self._scratch[device]
+        return master, gradient
 
 
 def block_elements(device: torch.device) -> int:

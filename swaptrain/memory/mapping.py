@@ -1,18 +1,18 @@
-"""Anonymous memory whose huge pages can go from one mapping to another without being copied."""
+"""Anonymous memory whose pages can go from one mapping to another without being copied."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import mmap
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PAGE_BYTES", "Mapping", "resident", "touch"]
+__all__ = ["PAGE_BYTES", "Mapping", "touch"]
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * 2**20
@@ -20,120 +20,118 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4  # the last one is Linux 5.7's
 _MAP_FIXED_NOREPLACE = 0x100000
 _MOST_PIECES = 64
-"""Of one mapping: the kernel counts each, and a process may have 65,530."""
+"""Of one part of a mapping: the kernel counts each, and a process may have 65,530."""
+_LEAST_MOVED_BYTES = 64 * 2**10
+"""To make less resident takes no longer than to move it."""
+
+
+@dataclass
+class _Part:
+    """Pages of one size in a mapping; resident are those from its beginning up to `end`."""
+
+    begin: int
+    """Offset in the mapping."""
+    nbytes: int
+    page_bytes: int
+    pieces: list[int] = field(default_factory=list)
+    """Bytes of what is resident and the kernel can move in one call, in order."""
+
+    @property
+    def end(self) -> int:
+        return self.begin + sum(self.pieces)
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.begin + self.nbytes - self.end
+
+    def cut(self, nbytes: int) -> None:
+        """Take bytes off the last piece."""
+        self.pieces[-1] -= nbytes
+        if not self.pieces[-1]:
+            self.pieces.pop()
 
 
 class Mapping:
-    """One anonymous mapping; aligned to huge pages if it has any. Not resident when it is made."""
+    """One anonymous mapping: huge pages as far as they fit, aligned to them, then small ones.
+
+    Which pages it has is decided by `populate`, `take_pages` and `drop_pages`; it begins with none.
+    """
 
     def __init__(self, nbytes: int) -> None:
+        """Take addresses for `nbytes`, a multiple of 4096; raises OSError if there are none."""
         self.nbytes = nbytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         huge = nbytes >= HUGE_PAGE_BYTES
         # The extra address range is never touched, so it costs no memory.
         self._memory = mmap.mmap(-1, nbytes + (HUGE_PAGE_BYTES if huge else 0), flags=flags)
-        self._start = -self._address(0) % HUGE_PAGE_BYTES if huge else 0
-        # Whole huge pages only: one that covers the end would be resident beyond `nbytes`.
-        self._huge_bytes = nbytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-        if huge:
-            with suppress(OSError):
-                self._memory.madvise(mmap.MADV_HUGEPAGE, self._start, self._huge_bytes)
-                self._memory.madvise(mmap.MADV_NOHUGEPAGE, self._start + self._huge_bytes)
-        self._pieces: list[tuple[int, int]] = []
-        """Offset and bytes of what is resident and the kernel can move in one call, in order."""
-
-    @property
-    def address(self) -> int:
+        begin = int(np.frombuffer(self._memory, np.uint8, 1).ctypes.data)
+        self._start = -begin % HUGE_PAGE_BYTES if huge else 0
+        self.address = begin + self._start
         """Where the first byte is."""
-        return self._address(self._start)
+        # Whole huge pages only: one that covers the end would be resident beyond `nbytes`.
+        huge_bytes = nbytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        with suppress(OSError):
+            if huge:
+                self._memory.madvise(mmap.MADV_HUGEPAGE, self._start, huge_bytes)
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE, self._start + huge_bytes)
+        self._huge = _Part(0, huge_bytes, HUGE_PAGE_BYTES)
+        self._small = _Part(huge_bytes, nbytes - huge_bytes, PAGE_BYTES)
+        self.resident_bytes = 0
+        """Bytes of its pages."""
 
     @property
-    def movable_bytes(self) -> int:
-        """Bytes of huge pages, which can go to another mapping."""
-        return sum(nbytes for _, nbytes in self._pieces)
+    def is_resident(self) -> bool:
+        """Whether it has all its pages."""
+        return self.resident_bytes == self.nbytes
 
     def view(self) -> NDArray[np.uint8]:
         """Return the bytes as a new array, which every later view refers to."""
         return np.frombuffer(self._memory, np.uint8, self.nbytes, self._start)
 
     def populate(self) -> None:
-        """Make what is not resident resident; raises OSError when there is no memory for it."""
-        filled = self.movable_bytes
-        if filled < self.nbytes:
-            _populate(self._memory, self._start + filled, self.nbytes - filled)
-        if filled < self._huge_bytes:
-            self._pieces.append((filled, self._huge_bytes - filled))
+        """Make what is missing resident; raises OSError when there is no memory for it."""
+        for part in (self._huge, self._small):
+            missing = part.missing_bytes
+            if missing:
+                _populate(self._memory, self._start + part.end, missing)
+                part.pieces.append(missing)
+                self.resident_bytes += missing
 
-    def take_pages(self, spare: Iterable[Mapping]) -> None:
-        """Take over huge pages of `spare`, in that order, as many as there is place for.
+    def take_pages(self, source: Mapping) -> bool:
+        """Take over pages of `source`, with their content, as many as this one has place for.
 
-        They keep their content. Where the kernel moves no pages, none are taken; and where they
-        would come in more pieces than it should keep books of, not all.
+        Not all, where they would come in more or smaller pieces than is worth while. False where
+        the kernel moves no pages.
         """
-        filled = self.movable_bytes
-        for source in spare:
-            while source._pieces and filled < self._huge_bytes:
-                if len(self._pieces) == _MOST_PIECES:
-                    return
-                offset, nbytes = source._pieces[0]
-                moved = min(nbytes, self._huge_bytes - filled)
-                if not _move(source.address + offset, self.address + filled, moved):
-                    return
-                source._pieces[:1] = [(offset + moved, nbytes - moved)] if moved < nbytes else []
-                self._pieces.append((filled, moved))
-                filled += moved
+        for own, other in (self._huge, source._huge), (self._small, source._small):
+            while own.missing_bytes and other.pieces and len(own.pieces) < _MOST_PIECES:
+                moved = min(own.missing_bytes, other.pieces[-1])
+                if moved < _LEAST_MOVED_BYTES:
+                    break
+                begin = source.address + other.end - moved
+                if not _move(begin, self.address + own.end, moved):
+                    return False
+                other.cut(moved)
+                own.pieces.append(moved)
+                source.resident_bytes -= moved
+                self.resident_bytes += moved
+        return True
+
+    def drop_pages(self, nbytes: int) -> None:
+        """Give pages of at least `nbytes` back to the system, or all where it has fewer."""
+        for part in (self._small, self._huge):
+            while nbytes > 0 and part.pieces:
+                whole = -(-nbytes // part.page_bytes) * part.page_bytes
+                dropped = min(whole, part.pieces[-1])
+                begin = self._start + part.end - dropped
+                self._memory.madvise(mmap.MADV_DONTNEED, begin, dropped)
+                part.cut(dropped)
+                self.resident_bytes -= dropped
+                nbytes -= dropped
 
     def close(self) -> None:
         """Unmap it; no view of it may be left (BufferError)."""
         self._memory.close()
-
-    def _address(self, offset: int) -> int:
-        return int(np.frombuffer(self._memory, np.uint8, 1, offset).ctypes.data)
-
-
-def resident(
-    nbytes: int, spare: Sequence[Mapping] = (), *, rest_bytes: int = 0
-) -> tuple[Mapping, Mapping | None]:
-    """Return a resident mapping in the place of `spare`, and one of what remains of these.
-
-    The huge pages of `spare` go to the new mappings: the kernel need not zero them again, a tenth
-    of the time of a small step. What remains has at most `rest_bytes`. Nothing is made resident
-    before what is left of `spare` is unmapped, so at no time does memory hold more than before or
-    than asked for. What the pages held is what the mappings begin with. Raises OSError (ENOMEM)
-    when there is no memory; `spare` is gone then, too.
-    """
-    moved: tuple[Mapping, Mapping | None] | None = None
-    with suppress(OSError):  # no addresses for both at a time (ulimit -v): one after the other
-        moved = _move_pages(nbytes, spare, rest_bytes)
-    for given in spare:
-        given.close()
-    mapping, rest = moved or (Mapping(nbytes), None)
-    try:
-        mapping.populate()
-    except OSError:
-        mapping.close()
-        if rest is not None:
-            rest.close()
-        raise
-    return mapping, rest
-
-
-def _move_pages(
-    nbytes: int, spare: Sequence[Mapping], rest_bytes: int
-) -> tuple[Mapping, Mapping | None]:
-    mapping = Mapping(nbytes)
-    mapping.take_pages(spare)
-    rest_bytes = min(rest_bytes, sum(given.movable_bytes for given in spare))
-    rest_bytes -= rest_bytes % HUGE_PAGE_BYTES
-    if rest_bytes <= 0:
-        return mapping, None
-    with suppress(OSError):
-        rest = Mapping(rest_bytes)
-        rest.take_pages(spare)
-        if rest.movable_bytes == rest_bytes:
-            return mapping, rest
-        rest.close()
-    return mapping, None
 
 
 def touch(nbytes: int) -> None:
@@ -141,8 +139,11 @@ def touch(nbytes: int) -> None:
 
     Raises OSError when the kernel refuses.
     """
-    mapping, _ = resident(-(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
-    mapping.close()
+    mapping = Mapping(-(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+    try:
+        mapping.populate()
+    finally:
+        mapping.close()
 
 
 def _move(source: int, target: int, nbytes: int) -> bool:
@@ -166,7 +167,7 @@ def _move(source: int, target: int, nbytes: int) -> bool:
 @cache
 def _calls() -> ctypes.CDLL | None:
     """Return the C library, for mremap and mmap, where there is an mremap (Linux)."""
-    process = ctypes.CDLL(None)
+    process = ctypes.PyDLL(None)  # to let another thread run Python meanwhile takes twice as long
     if not hasattr(process, "mremap"):
         return None
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

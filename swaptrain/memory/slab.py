@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from swaptrain.errors import SwaptrainError
-from swaptrain.memory.mapping import PAGE_BYTES, Mapping, resident
+from swaptrain.memory.mapping import PAGE_BYTES, Mapping
 from swaptrain.units import format_size
 
 __all__ = ["PAGE_BYTES", "PinCallback", "Pool", "PoolExhausted", "Slab"]
 
 PinCallback = Callable[[int, int], None]
 """Called with the address and the bytes of a mapping."""
+
+_MOST_SHELLS = 256
+"""Mappings without pages that are kept, since to map and to unmap takes time as well."""
 
 
 class PoolExhausted(SwaptrainError):
@@ -72,12 +75,12 @@ class Slab:
 class Pool:
     """Slabs whose bytes, in use and kept for reuse together, never exceed a budget.
 
-    `held_bytes` is what is mapped (and touched, so resident): `live_bytes`, which is in use, and
-    free slabs, which wait for a `take` of exactly their size. When another size needs the room,
-    the longest unused ones are given up, and their pages become the new slab's. A slab that was
-    given back while a view of it is still alive somewhere counts as in use until the last view is
-    gone: it is neither reused (the view would change under its holder) nor unmapped (reading it
-    would crash).
+    `held_bytes` is what is resident: `live_bytes`, which is in use, and the pages of free mappings,
+    which wait for a `take` of exactly their size. When another size needs the room, pages of the
+    longest unused ones become the new slab's, so that the kernel need not zero them again; pinned
+    pages cannot move, so such mappings are given up whole. A slab that was given back while a view
+    of it is still alive somewhere counts as in use until the last view is gone: it is neither
+    reused (the view would change under its holder) nor unmapped (reading it would crash).
 
     `pin` and `unpin` are called after a mapping is made and before it is undone. Thread-safe.
     """
@@ -93,7 +96,9 @@ class Pool:
         self._pin, self._unpin = pin, unpin
         self._lock = threading.RLock()
         self._live: set[Slab] = set()
+        self._used_bytes = 0  # of what is in use, views that outlive their slab included
         self._free: dict[Mapping, None] = {}  # the longest unused first
+        self._shells: dict[Mapping, None] = {}  # free and without pages
         self._viewed: dict[Mapping, weakref.ref[NDArray[np.uint8]]] = {}
         # Filled by weak references' callbacks, which may run inside any statement of any thread.
         self._unviewed: deque[Mapping] = deque()
@@ -103,13 +108,13 @@ class Pool:
         """Bytes of slabs that are taken, or given back with views of them still alive."""
         with self._lock:
             self._collect()
-            return self._used_bytes()
+            return self._used_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are mapped: in use and kept for reuse."""
+        """Bytes that are resident: in use and kept for reuse."""
         with self._lock:
-            return self.live_bytes + sum(mapping.nbytes for mapping in self._free)
+            return self.live_bytes + self._free_bytes()
 
     def take(self, nbytes: int) -> Slab:
         """Return a slab of exactly `nbytes`, a multiple of 4096; its contents are undefined.
@@ -121,14 +126,13 @@ class Pool:
             raise ValueError(f"a slab has a multiple of {PAGE_BYTES} bytes, not {nbytes}")
         with self._lock:
             self._collect()
-            mapping = next((m for m in reversed(self._free) if m.nbytes == nbytes), None)
-            if mapping is not None:
-                del self._free[mapping]
-            else:
-                used_bytes = self._used_bytes()
-                if used_bytes + nbytes > self.budget_bytes:
-                    raise PoolExhausted(nbytes, used_bytes, self.budget_bytes)
-                mapping = self._map(nbytes, self.budget_bytes - used_bytes - nbytes)
+            mapping = self._free_of(nbytes)
+            if mapping is None or not mapping.is_resident:
+                if self._used_bytes + nbytes > self.budget_bytes:
+                    raise PoolExhausted(nbytes, self._used_bytes, self.budget_bytes)
+                mapping = self._resident(mapping, nbytes)
+            self._free.pop(mapping, None)
+            self._used_bytes += nbytes
             slab = Slab(mapping)
             self._live.add(slab)
             return slab
@@ -143,7 +147,7 @@ class Pool:
             self._viewed[mapping] = weakref.ref(slab._array(), self._on_last_view(mapping))
             slab._view = None
             self._collect()
-            self._release(max(0, self.budget_bytes - self._used_bytes()))  # it may have shrunk
+            self._release(max(0, self.budget_bytes - self._used_bytes))  # it may have shrunk
 
     def shrink(self, budget_bytes: int) -> None:
         """Lower the budget and unmap what is kept for reuse beyond it.
@@ -153,62 +157,109 @@ class Pool:
         with self._lock:
             self.budget_bytes = min(self.budget_bytes, budget_bytes)
             self._collect()
-            self._release(max(0, self.budget_bytes - self._used_bytes()))
+            self._release(max(0, self.budget_bytes - self._used_bytes))
 
     def trim(self) -> None:
-        """Unmap every slab that is kept for reuse."""
+        """Unmap everything that is kept for reuse."""
         with self._lock:
             self._collect()
             self._release(0)
+            self._drop_shells(0)
 
     def _on_last_view(self, mapping: Mapping) -> Callable[[object], None]:
         return lambda _: self._unviewed.append(mapping)
-
-    def _used_bytes(self) -> int:
-        viewed = sum(mapping.nbytes for mapping in self._viewed)
-        return viewed + sum(slab.nbytes for slab in self._live)
 
     def _collect(self) -> None:
         """Make those given-back slabs free whose last view has gone."""
         while self._unviewed:
             mapping = self._unviewed.popleft()
             del self._viewed[mapping]
+            self._used_bytes -= mapping.nbytes
             self._free[mapping] = None
 
+    def _free_bytes(self) -> int:
+        return sum(mapping.resident_bytes for mapping in self._free)
+
     def _release(self, keep_bytes: int) -> None:
-        """Unmap free slabs, the longest unused first, until at most `keep_bytes` of them remain."""
-        for mapping in self._spare(keep_bytes):
+        """Give pages of free mappings back until at most `keep_bytes` of them remain."""
+        excess_bytes = self._free_bytes() - keep_bytes
+        for mapping in self._donors() if excess_bytes > 0 else ():
+            if self._pin is None:
+                had_bytes = mapping.resident_bytes
+                mapping.drop_pages(excess_bytes)
+                excess_bytes -= had_bytes - mapping.resident_bytes
+                self._put_aside(mapping)
+            else:
+                excess_bytes -= mapping.nbytes
+                self._give_up(mapping)
+            if excess_bytes <= 0:
+                return
+
+    def _donors(self) -> list[Mapping]:
+        """Return what is free: first what has lost pages already, then the longest unused."""
+        return sorted(self._free, key=lambda mapping: mapping.is_resident)
+
+    def _put_aside(self, mapping: Mapping) -> None:
+        """Take note that a free mapping has lost pages."""
+        if not mapping.resident_bytes:
+            del self._free[mapping]
+            self._shells[mapping] = None
+            self._drop_shells(_MOST_SHELLS)
+
+    def _drop_shells(self, most: int) -> None:
+        while len(self._shells) > most:
+            mapping = next(iter(self._shells))
+            del self._shells[mapping]
             mapping.close()
 
-    def _spare(self, keep_bytes: int, least_bytes: int = 0) -> list[Mapping]:
-        """Take out free slabs, the longest unused first, until at most `keep_bytes` remain.
+    def _give_up(self, mapping: Mapping) -> None:
+        del self._free[mapping]
+        if self._unpin is not None:
+            self._unpin(mapping.address, mapping.nbytes)
+        mapping.close()
 
-        If that takes any, then as many as make up `least_bytes`, or all.
+    def _free_of(self, nbytes: int) -> Mapping | None:
+        """Return the mapping of this size, of those not in use, that has most of its pages."""
+        fitting = [mapping for mapping in reversed(self._free) if mapping.nbytes == nbytes]
+        if fitting:
+            return max(fitting, key=lambda mapping: mapping.resident_bytes)
+        return next((mapping for mapping in self._shells if mapping.nbytes == nbytes), None)
+
+    def _resident(self, shell: Mapping | None, nbytes: int) -> Mapping:
+        """Return a resident mapping: `shell`, which lacks pages, or a new one.
+
+        Nothing is made resident before what it takes the place of is given back, so at no time is
+        more resident than the budget. Raises OSError (ENOMEM).
         """
-        free_bytes = sum(mapping.nbytes for mapping in self._free)
-        spare: list[Mapping] = []
-        spare_bytes = 0
-        while free_bytes > keep_bytes or (spare and self._free and spare_bytes < least_bytes):
-            mapping = next(iter(self._free))
-            del self._free[mapping]
-            free_bytes -= mapping.nbytes
-            spare_bytes += mapping.nbytes
-            if self._unpin is not None:
-                self._unpin(mapping.address, mapping.nbytes)
-            spare.append(mapping)
-        return spare
-
-    def _map(self, nbytes: int, keep_bytes: int) -> Mapping:
-        """Return a new mapping beside which `keep_bytes` of free ones may stay.
-
-        It takes the place of others, and what remains of these is kept; but not of pinned memory,
-        where to pin the rest anew could cost more than it saves.
-        """
-        spare = self._spare(keep_bytes, nbytes if self._pin is None else 0)
-        keep_bytes -= sum(mapping.nbytes for mapping in self._free)
-        mapping, rest = resident(nbytes, spare, rest_bytes=keep_bytes if self._pin is None else 0)
-        if rest is not None:
-            self._free[rest] = None
+        mapping = shell or self._mapping(nbytes)
+        self._free.pop(mapping, None)
+        self._shells.pop(mapping, None)
+        keep_bytes = self.budget_bytes - self._used_bytes - nbytes
+        try:
+            if self._pin is None:
+                self._move_pages(mapping, keep_bytes)
+            self._release(keep_bytes)
+            mapping.populate()
+        except BaseException:
+            mapping.close()
+            raise
         if self._pin is not None:
             self._pin(mapping.address, nbytes)
         return mapping
+
+    def _move_pages(self, mapping: Mapping, keep_bytes: int) -> None:
+        """Take what a mapping lacks from free ones; from whole ones only where one has to go."""
+        full = self._free_bytes() > keep_bytes
+        for donor in self._donors():
+            if mapping.is_resident or (donor.is_resident and not full):
+                return
+            if not mapping.take_pages(donor):
+                return
+            self._put_aside(donor)
+
+    def _mapping(self, nbytes: int) -> Mapping:
+        try:
+            return Mapping(nbytes)
+        except OSError:  # no addresses for it beside what is free (ulimit -v)
+            self.trim()
+            return Mapping(nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from swaptrain.program.model import ModelSpec, ParameterSpec, SegmentSpec
 from swaptrain.program.tensors import TensorSpec
@@ -70,13 +71,17 @@ def frozen_arrays(
     return arrays
 
 
-def accumulator_tensors(model: ModelSpec, segment: SegmentSpec) -> list[TensorSpec]:
-    """Return the float32 gradients of a segment's trainable parameters, laid out as they are."""
-    return [
-        TensorSpec(name, p.tensor.shape, p.tensor.stride, "float32")
-        for name in segment.owns
-        if (p := model.parameters[name]).trainable
-    ]
+def accumulator_tensors(
+    model: ModelSpec, segment: SegmentSpec, micro_batches: int
+) -> list[TensorSpec]:
+    """Return the gradients of a segment's trainable parameters, laid out as they are.
+
+    In float32, for the sum over `micro_batches`. There is nothing to add to a single one: then they
+    stay as narrow as autograd makes them, and the update widens them, which changes no bit.
+    """
+    trained = [p for name in segment.owns if (p := model.parameters[name]).trainable]
+    narrow = micro_batches == 1 and all(p.split for p in trained)
+    return [p.tensor if narrow else replace(p.tensor, dtype="float32") for p in trained]
 
 
 def parameter_tensor(name: str) -> str:

@@ -3,65 +3,96 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 import swaptrain.memory.mapping as module
-from swaptrain.memory.mapping import PAGE_BYTES, Mapping, resident
+from swaptrain.memory.mapping import PAGE_BYTES, Mapping
 from swaptrain.memory.slab import Pool
 from swaptrain.observe.memory_usage import resident_bytes
 
 HUGE = 2 * 2**20
+SMALL = 2**17
 NOISE = 2**20
 
 
 def filled(nbytes: int, mark: int) -> Mapping:
-    mapping, _ = resident(nbytes)
+    mapping = Mapping(nbytes)
+    mapping.populate()
     mapping.view()[:] = mark
     return mapping
 
 
-def moves_pages() -> bool:
-    mapping, _ = resident(HUGE, [filled(HUGE, 1)])
-    return bool(mapping.view()[0])
+def moved(nbytes: int, spare: Iterable[Mapping]) -> Mapping:
+    """Return a resident mapping with pages of `spare`; all else of these is given back."""
+    mapping = Mapping(nbytes)
+    for source in spare:
+        mapping.take_pages(source)
+        source.drop_pages(source.resident_bytes)
+    mapping.populate()
+    return mapping
 
 
 needs_moves = pytest.mark.skipif(
-    not moves_pages(), reason="the kernel moves no pages (MREMAP_DONTUNMAP, Linux 5.7)"
+    not Mapping(HUGE).take_pages(filled(HUGE, 1)),
+    reason="the kernel moves no pages (MREMAP_DONTUNMAP, Linux 5.7)",
 )
 
 
 @needs_moves
 def test_pages_move_with_their_content() -> None:
-    joined, rest = resident(
-        6 * HUGE + PAGE_BYTES,
-        [filled(3 * HUGE + 8192, 1), filled(4 * HUGE, 2)],
-        rest_bytes=HUGE + 8192,
-    )
-    assert rest is not None
-    assert rest.nbytes == HUGE
+    joined = Mapping(6 * HUGE + SMALL)
+    first, second = filled(3 * HUGE + 2 * SMALL, 1), filled(4 * HUGE, 2)
+    assert joined.take_pages(first)
+    assert joined.take_pages(second)
+    assert joined.is_resident
     assert joined.address % HUGE == 0
-    assert (joined.view()[: 3 * HUGE] == 1).all()
-    assert (joined.view()[3 * HUGE : 6 * HUGE] == 2).all()
-    # What came from two mappings is moved on in two pieces.
-    again, rest = resident(4 * HUGE, [joined], rest_bytes=2 * HUGE)
-    assert rest is not None
-    assert rest.nbytes == 2 * HUGE
-    assert (again.view()[: 3 * HUGE] == 1).all()
-    assert (again.view()[3 * HUGE :] == 2).all()
-    assert (rest.view() == 2).all()
-    rest.view()[:] = 3
-    assert (again.view()[3 * HUGE :] == 2).all()
+    view = joined.view()
+    assert (view[: 3 * HUGE] == 1).all()
+    assert (view[3 * HUGE : 6 * HUGE] == 2).all()
+    assert (view[6 * HUGE :] == 1).all()
+    assert (first.resident_bytes, second.resident_bytes) == (SMALL, HUGE)
+    # What came from two mappings is moved on in two pieces, and what is left keeps its own.
+    again = Mapping(4 * HUGE)
+    assert again.take_pages(joined)
+    assert (again.view()[: 3 * HUGE] == 2).all()
+    assert (again.view()[3 * HUGE :] == 1).all()
+    assert joined.resident_bytes == 2 * HUGE + SMALL
+    assert (joined.view()[: 2 * HUGE] == 1).all()
+    joined.populate()
+    joined.view()[:] = 3
+    assert (again.view()[: 3 * HUGE] == 2).all()
+    second.populate()
+    assert (second.view()[:HUGE] == 2).all()
+
+
+@needs_moves
+def test_pages_of_both_sizes_move_and_need_not_be_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slabs of odd sizes take each other's place for as long as one likes."""
+    populated = []
+    real = module._populate
+    monkeypatch.setattr(
+        module, "_populate", lambda memory, start, n: (populated.append(n), real(memory, start, n))
+    )
+    sizes = (3 * HUGE + 5 * SMALL, 2 * HUGE + 9 * SMALL, 3 * SMALL, 7 * HUGE + PAGE_BYTES)
+    pool = Pool(8 * HUGE + SMALL)
+    for size in sizes:
+        pool.give(pool.take(size))
+    populated.clear()
+    for _ in range(5):
+        for size in sizes:
+            pool.give(pool.take(size))
+    assert sum(populated) <= 5 * len(sizes) * PAGE_BYTES
 
 
 def test_moving_takes_no_more_memory_than_the_larger_one() -> None:
     spare = [filled(16 * HUGE, mark) for mark in range(4)]
     before_bytes = resident_bytes()
-    small, rest = resident(20 * HUGE, spare, rest_bytes=10 * HUGE)
-    assert resident_bytes() <= before_bytes - 34 * HUGE + NOISE
-    large, none = resident(50 * HUGE, [small] if rest is None else [small, rest])
-    assert none is None
+    small = moved(20 * HUGE, spare)
+    assert resident_bytes() <= before_bytes - 44 * HUGE + NOISE
+    large = moved(50 * HUGE, [small])
     assert resident_bytes() <= before_bytes - 14 * HUGE + NOISE
     large.view()[:] = 7
     assert resident_bytes() <= before_bytes - 14 * HUGE + NOISE
@@ -72,18 +103,32 @@ def test_a_kernel_that_does_not_move_pages_gives_new_ones(
     monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
     monkeypatch.setattr(module, "_calls", lambda: None)
-    mapping, rest = resident(
-        nbytes, [filled(4 * HUGE, 9), filled(PAGE_BYTES, 9)], rest_bytes=2 * HUGE
-    )
-    assert rest is None
+    source = filled(4 * HUGE + SMALL, 9)
+    mapping = Mapping(nbytes)
+    assert not mapping.take_pages(source) or nbytes < SMALL
+    assert source.resident_bytes == source.nbytes
+    mapping.populate()
     assert not mapping.view().any()
     assert mapping.view().size == nbytes
+    pool = Pool(3 * HUGE)
+    for pages in (2 * HUGE, HUGE + SMALL, nbytes % HUGE or HUGE):
+        pool.give(pool.take(pages))
+        assert pool.held_bytes <= 3 * HUGE
 
 
-def test_a_slab_without_huge_pages_leaves_the_rest_of_a_large_one() -> None:
-    mapping, rest = resident(PAGE_BYTES, [filled(4 * HUGE, 9)], rest_bytes=4 * HUGE - 1)
-    assert mapping.nbytes == PAGE_BYTES
-    assert rest is None or rest.nbytes == 3 * HUGE
+def test_pages_are_given_back_up_to_the_bytes_that_are_asked_for() -> None:
+    mapping = filled(4 * HUGE + SMALL, 6)
+    before_bytes = resident_bytes()
+    mapping.drop_pages(PAGE_BYTES)
+    assert mapping.resident_bytes == 4 * HUGE + SMALL - PAGE_BYTES
+    mapping.drop_pages(SMALL)
+    assert mapping.resident_bytes == 3 * HUGE
+    assert resident_bytes() <= before_bytes - HUGE - SMALL + NOISE
+    mapping.populate()
+    assert (mapping.view()[: 3 * HUGE] == 6).all()
+    assert not mapping.view()[3 * HUGE :].any()
+    mapping.drop_pages(1 << 40)
+    assert not mapping.resident_bytes
 
 
 def test_many_sizes_in_turn_keep_their_own_content() -> None:
@@ -92,9 +137,13 @@ def test_many_sizes_in_turn_keep_their_own_content() -> None:
     for mark in range(8, 200):
         spare = [held.pop(int(random.choice(list(held)))) for _ in range(2)]
         pages = int(random.integers(1, sum(m.nbytes for m in spare) // PAGE_BYTES))
-        held[mark], rest = resident(pages * PAGE_BYTES, spare, rest_bytes=3 * HUGE)
-        held[1000 + mark] = rest or filled(HUGE, 0)
+        held[mark] = Mapping(pages * PAGE_BYTES)
+        for source in spare:
+            held[mark].take_pages(source)
+        held[1000 + mark] = spare[0]
+        spare[1].close()
         for key in (mark, 1000 + mark):
+            held[key].populate()
             held[key].view()[:] = key % 251
         if len(held) > 8:
             held.pop(min(held)).close()
@@ -105,17 +154,20 @@ def test_a_move_that_fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> Non
     real, count = module._move, iter(range(100))
     monkeypatch.setattr(module, "_move", lambda *a: next(count) < 2 and real(*a))
     spare = [filled(2 * HUGE, mark) for mark in (1, 2, 3, 4)]
-    mapping, rest = resident(6 * HUGE, spare, rest_bytes=2 * HUGE)
-    assert rest is None
+    mapping = Mapping(6 * HUGE)
+    taken = [mapping.take_pages(source) for source in spare]
+    assert taken[2:] == [False, False]
+    mapping.populate()
     mapping.view()[:] = 5
     assert (mapping.view() == 5).all()
+    assert (spare[3].view() == 4).all()
 
 
 def test_pieces_are_bounded() -> None:
     mapping = filled(HUGE, 0)
     for _ in range(100):
-        mapping, _ = resident(mapping.nbytes + HUGE, [mapping, filled(HUGE, 0)])
-        assert len(mapping._pieces) <= module._MOST_PIECES + 1
+        mapping = moved(mapping.nbytes + HUGE, [mapping, filled(HUGE, 0)])
+        assert len(mapping._huge.pieces) <= module._MOST_PIECES + 1
 
 
 @pytest.mark.parametrize("nbytes", [PAGE_BYTES, 3 * HUGE + PAGE_BYTES])
@@ -125,12 +177,15 @@ def test_without_memory_nothing_is_left_behind(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    spare = [filled(2 * HUGE, 1)]
+    pool = Pool(4 * HUGE)
+    pool.give(pool.take(4 * HUGE))
     before_bytes = resident_bytes()
     monkeypatch.setattr(module, "_populate", refuse)
     with pytest.raises(OSError, match="no memory"):
-        resident(nbytes, spare)
-    assert resident_bytes() <= before_bytes - 2 * HUGE + NOISE
+        pool.take(nbytes)
+    assert pool.live_bytes == 0
+    assert resident_bytes() <= before_bytes - (nbytes // HUGE) * HUGE + NOISE
+    assert pool.held_bytes <= 4 * HUGE - nbytes // HUGE * HUGE
 
 
 def test_a_pool_that_was_shrunk_gives_memory_back() -> None:
@@ -143,6 +198,18 @@ def test_a_pool_that_was_shrunk_gives_memory_back() -> None:
     taken = [pool.take(HUGE), pool.take(2 * HUGE), pool.take(PAGE_BYTES)]
     assert pool.held_bytes <= 5 * HUGE
     assert [slab.nbytes for slab in taken] == [HUGE, 2 * HUGE, PAGE_BYTES]
+
+
+def test_what_is_kept_without_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swaptrain.memory.slab._MOST_SHELLS", 3)
+    pool = Pool(4 * HUGE)
+    for pages in range(2, 40):
+        pool.give(pool.take(pages * SMALL))
+        assert len(pool._shells) <= 3
+        assert pool.held_bytes <= 4 * HUGE
+    pool.trim()
+    assert not pool._shells
+    assert pool.held_bytes == 0
 
 
 def test_every_pinned_mapping_is_unpinned_once() -> None:
