@@ -20,6 +20,9 @@ _TRIALS = 8
 """Numbers of saving segments that are priced, before the best one's neighbours are."""
 _NEAR = 1.03
 """Times the shortest step: as good, as far as a rehearsal can tell."""
+_CONTENTION = 0.25
+"""Of the seconds of computing, added to a step's: what a rehearsal leaves out (requests that wait
+for a processor, moments in which all is slower) costs those more that compute more."""
 _TENSOR_BYTES = 2560
 """What autograd keeps beside a saved tensor, its node and the tensor's place; 1,800 to 2,200 were
 seen in a Llama and in a GRU of 512 steps."""
@@ -29,7 +32,8 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
     """Return the plan in which those segments save what autograd needs that make a step shortest.
 
     The segments that the step turns round at come first: what they save is needed soonest. Of
-    steps that are as good as equally long the one that computes least is taken. Without a machine's
+    steps that are as good as equally long the one that computes least is taken, and a step that
+    computes less may be a little longer. Without a machine's
     speeds, those save whose saving moves no byte more. `disk_bytes` is what may be reserved
     for what memory does not hold. `train.recompute` decides for all or for none.
     """
@@ -48,7 +52,11 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
             priced = price(_with_saves(plan, candidates[:count]), config, machine)
             assert priced.traffic is not None, "short enough"
             moved = float(priced.traffic.total_bytes)
-            costs[count] = (priced.step_s or moved, priced.compute_s)
+            step_s = priced.step_s
+            costs[count] = (
+                moved if step_s is None else step_s + _CONTENTION * priced.compute_s,
+                priced.compute_s,
+            )
         return costs[count]
 
     most = len(candidates)
@@ -59,7 +67,7 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
         step = -(-step // 2) if step > 2 else 1
         best = min({min(most, max(0, best + offset)) for offset in (-step, 0, step)}, key=cost)
     if machine is not None:
-        near = [count for count, (step_s, _) in costs.items() if step_s <= costs[best][0] * _NEAR]
+        near = [count for count, (price_s, _) in costs.items() if price_s <= costs[best][0] * _NEAR]
         best = min(near, key=lambda count: costs[count][1])
     return _with_saves(plan, candidates[:best])
 

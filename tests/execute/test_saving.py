@@ -169,8 +169,12 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
     assert len(plan.captured.model.segments) not in chosen["fast"]
     for machine in (speeds(1e3), speeds(1e7), speeds(1e15)):
         best = choose_saves(small, config, machine, disk_bytes=1 << 40)
-        prices = [price(plan, config, machine).step_s for plan in (best, small)]
-        assert prices[0] is not None and prices[1] is not None and prices[0] <= 1.03 * prices[1]
+        seconds = []
+        for candidate in (best, small):
+            priced = price(candidate, config, machine)
+            assert priced.step_s is not None
+            seconds.append(priced.step_s + priced.compute_s / 4)
+        assert seconds[0] <= 1.03 * seconds[1]
 
 
 def test_where_all_fits_all_is_saved_even_without_a_machine(made: tuple[Any, Plan]) -> None:
