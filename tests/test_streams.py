@@ -17,6 +17,7 @@ from swaptrain.execute import prepare
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.streams import StreamDevice
+from swaptrain.execute.training import Training
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
@@ -120,3 +121,33 @@ def test_a_turn_of_many_micro_batches_takes_no_more_memory(
         data = config.data.model_copy(update={"micro_batches": micro_batches})
         trained(config.model_copy(update={"data": data}))
     assert most[6] == most[2] > 0
+
+
+@pytest.mark.parametrize("settings", ["fused", "clipped", "waves"])
+def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More micro-batches send no more; an update takes the sums where they are."""
+    sent: dict[int, int] = {}
+    late = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(late))
+    run = Training.run
+
+    def counted(training: Training) -> None:
+        late.sent_bytes = 0  # what the dry run sent does not count
+        run(training)
+
+    monkeypatch.setattr(Training, "run", counted)
+    for micro_batches in (4, 8):
+        config = _config(tmp_path / str(micro_batches), "llama", settings)
+        data = config.data.model_copy(update={"micro_batches": micro_batches})
+        wave = config.train.wave and micro_batches // 2
+        train = config.train.model_copy(update={"wave": wave})
+        config = config.model_copy(update={"data": data, "train": train})
+        trained(config)
+        sent[micro_batches] = late.sent_bytes
+    assert sent[4] == sent[8]
+    steps = len(losses(tmp_path / "8"))
+    state_bytes = 12 * sum(tensor.numel() for tensor in weights(tmp_path / "8").values())
+    sums_bytes = {"fused": 0, "clipped": state_bytes // 3, "waves": state_bytes // 3}[settings]
+    assert sent[8] == steps * (state_bytes + sums_bytes)

@@ -104,7 +104,8 @@ class Executor:
             self._operations.fetch_ahead(
                 instruction, islice(program, position + 1, None), self._tier.ready
             )
-            self._execute(instruction, slabs, state)
+            stay = _sums_stay(program[position : position + 2])
+            self._execute(instruction, slabs, state, sums_stay=stay)
             self._guard.check()
             self._settle_visit(instruction, state)
             self._commits.handoff.observe(instruction)
@@ -132,7 +133,9 @@ class Executor:
         if self._values is not None:
             self._values.settle()
 
-    def _execute(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+    def _execute(
+        self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
+    ) -> None:
         begun = time.perf_counter()
         operations, m = self._operations, instruction.micro_batch
         match instruction.operation:
@@ -141,7 +144,7 @@ class Executor:
             case Operation.FORWARD:
                 operations.forward(instruction, slabs, state.step)
             case Operation.TURN | Operation.BACKWARD:
-                loss = operations.backward(instruction, slabs, state.step)
+                loss = operations.backward(instruction, slabs, state.step, sums_stay=sums_stay)
                 if loss is not None:
                     state.ledger.losses[m] = loss
             case Operation.EVALUATE:
@@ -200,6 +203,15 @@ class Executor:
             self._commits.keep(instruction, slabs, state.step, state.ledger)
         elif self._values is not None and operation is Operation.FORWARD:
             self._values.save(instruction, slabs, state.step)
+
+
+def _sums_stay(pair: Program) -> bool:
+    """Whether the second of two instructions goes on with what the first has summed up."""
+    return (
+        len(pair) == 2
+        and pair[0].segment == pair[1].segment
+        and pair[1].operation in (Operation.TURN, Operation.BACKWARD, Operation.UPDATE)
+    )
 
 
 def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:

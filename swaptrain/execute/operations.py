@@ -119,11 +119,15 @@ class Operations:
         loss = outputs.get(self._model.loss)
         return None if loss is None else float(loss)
 
-    def backward(self, instruction: Instruction, slabs: Slabs, step: int) -> float | None:
+    def backward(
+        self, instruction: Instruction, slabs: Slabs, step: int, *, sums_stay: bool = False
+    ) -> float | None:
         """Propagate gradients; return the loss where the segment makes it.
 
         Parameter gradients are added to the segment's accumulator, in the order of the
-        micro-batches; those of shared parameters become objects for their owner's backward.
+        micro-batches; those of shared parameters become objects for their owner's backward. With
+        `sums_stay` the device's copy of the accumulator alone is right afterwards: what comes next
+        goes on with it there.
         """
         k, m = instruction.segment, instruction.micro_batch
         self.device.begin(k)
@@ -159,7 +163,7 @@ class Operations:
         )
         for name in missing:  # nothing flowed into it in this micro-batch
             sums[name].zero_()
-        for key in instruction.touches:
+        for key in () if sums_stay else instruction.touches:
             if key.kind is Kind.ACCUMULATOR:
                 for host, tensor in self._pairs(key, slabs):
                     self.device.put(host, tensor)
