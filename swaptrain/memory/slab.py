@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from swaptrain.errors import SwaptrainError
+from swaptrain.memory.limits import address_space_bytes
 from swaptrain.memory.mapping import PAGE_BYTES, Mapping
 from swaptrain.units import format_size
 
@@ -21,7 +22,8 @@ PinCallback = Callable[[int, int], None]
 """Called with the address and the bytes of a mapping."""
 
 _MOST_SHELLS = 256
-"""Mappings without pages that are kept, since to map and to unmap takes time as well."""
+"""Mappings without pages that are kept, since to map and to unmap takes time as well; none where
+addresses are limited (ulimit -v)."""
 
 
 class PoolExhausted(SwaptrainError):
@@ -99,6 +101,7 @@ class Pool:
         self._used_bytes = 0  # of what is in use, views that outlive their slab included
         self._free: dict[Mapping, None] = {}  # the longest unused first
         self._shells: dict[Mapping, None] = {}  # free and without pages
+        self._most_shells = _MOST_SHELLS if address_space_bytes() is None else 0
         self._viewed: dict[Mapping, weakref.ref[NDArray[np.uint8]]] = {}
         # Filled by weak references' callbacks, which may run inside any statement of any thread.
         self._unviewed: deque[Mapping] = deque()
@@ -204,7 +207,7 @@ class Pool:
         if not mapping.resident_bytes:
             del self._free[mapping]
             self._shells[mapping] = None
-            self._drop_shells(_MOST_SHELLS)
+            self._drop_shells(self._most_shells)
 
     def _drop_shells(self, most: int) -> None:
         while len(self._shells) > most:

@@ -212,6 +212,14 @@ def test_what_is_kept_without_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert pool.held_bytes == 0
 
 
+def test_where_addresses_are_limited_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swaptrain.memory.slab.address_space_bytes", lambda: 1 << 30)
+    pool = Pool(4 * HUGE)
+    for pages in range(2, 40):
+        pool.give(pool.take(pages * SMALL))
+        assert not pool._shells
+
+
 def test_every_pinned_mapping_is_unpinned_once() -> None:
     pinned: dict[int, int] = {}
     pool = Pool(8 * HUGE, pin=pinned.__setitem__, unpin=lambda address, _: pinned.pop(address))
