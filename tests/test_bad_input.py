@@ -13,7 +13,7 @@ import yaml
 
 from swaptrain.cli import main
 from swaptrain.errors import ConfigError
-from swaptrain.execute.build import _check_keys, _config_class
+from swaptrain.execute.hugging_face import _check_keys, _config_class
 from swaptrain.units import parse_size
 from tests.test_exactness import MODELS as EXACT_MODELS
 from tests.test_generality import MODELS

@@ -380,7 +380,7 @@ CALLS = {
     *("time.time", "datetime.now", "datetime.datetime.now", "torch.package.PackageImporter"),
 }
 """What executes what it reads, and clocks that jump."""
-IMPORTERS = {"execute/build.py", "data/python_dataset.py"}
+IMPORTERS = {"execute/factory.py", "data/python_dataset.py"}
 """The files that import what the config names."""
 
 

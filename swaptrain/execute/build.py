@@ -2,57 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
-import json
-import os
-import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from swaptrain.capture.capture import Uncut, capture
 from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
-from swaptrain.errors import ConfigError, SwaptrainError
+from swaptrain.execute.factory import Factory, python_factory
+from swaptrain.execute.hugging_face import hugging_face_factory
 from swaptrain.store.files import existing_parent
 
-__all__ = ["BuiltModel", "Factory", "build", "cast_batch", "model_factory"]
-
-_LIBRARIES = (
-    f"{Path(__file__).parents[1]}/",  # swaptrain itself
-    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
-# Keys that transformers 4 wrote into every config.json; some classes of transformers 5 do not have
-# them, and take them all the same.
-_OLD_KEYS = frozenset({
-    "add_cross_attention", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
-    "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss",
-    "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "torchscript", "use_bfloat16",
-})  # fmt: skip
-
-
-_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_NOT_WEIGHTS = frozenset({"training_args.bin"})
-
-
-@dataclass(frozen=True)
-class Factory:
-    """The plain constructor of the user's model."""
-
-    make: Callable[[], nn.Module]
-    vocabulary: int | None
-    """Size of the vocabulary, when the model says it."""
-    description: str
+__all__ = ["BuiltModel", "build", "cast_batch", "model_factory"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +32,8 @@ def model_factory(config: Config) -> Factory:
     Raises ConfigError when the directory, the architecture or the function does not exist.
     """
     if config.model.python is not None:
-        function = _import(config.model.python)
-        kwargs = dict(config.model.kwargs)
-        return Factory(lambda: _module(function, kwargs, config), None, config.model.python)
-    return _hugging_face(config)
+        return python_factory(config.model.python, dict(config.model.kwargs))
+    return hugging_face_factory(config)
 
 
 def build(
@@ -110,237 +71,3 @@ def cast_batch(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch
         key: value.to(target) if value.is_floating_point() else value
         for key, value in batch.items()
     }
-
-
-def _import(path: str) -> Callable[..., Any]:
-    """Return the function at `package.module:function`; the current directory is importable."""
-    module_name, _, name = path.partition(":")
-    if not name:
-        raise ConfigError(f"model.python: {path!r} is not of the form package.module:factory")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's: it may raise anything
-        raise ConfigError(
-            f"model.python: cannot import {module_name!r}: {_described(error)}"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"model.python: {module_name} has no function {name!r}")
-    return function  # type: ignore[no-any-return]  # callable() narrows Any to a bare callable
-
-
-def _module(function: Callable[..., Any], kwargs: dict[str, Any], config: Config) -> nn.Module:
-    try:
-        module = function(**kwargs)
-    except SwaptrainError:
-        raise
-    except Exception as error:  # the function is the user's: it may raise anything
-        raise ConfigError(
-            f"model.python: {config.model.python} failed: {_described(error)}"
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError(
-            f"model.python: {config.model.python} returned {type(module).__name__}, "
-            "not a torch.nn.Module"
-        )
-    return module
-
-
-def _hugging_face(config: Config) -> Factory:
-    # Nothing is downloaded, whatever a config names: models of other libraries, kernels, backbones.
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    tree = _read_config(config.model.hf)
-    fields = _without_code(tree)
-    architectures = fields.get("architectures") or []
-    model_type = str(fields.pop("model_type"))
-    config_class = _config_class(model_type)
-    if isinstance(config.model.hf, Mapping):
-        _check_keys(config_class, fields, model_type)
-    try:
-        with _offline():
-            hf_config = config_class(**fields)
-    except Exception as error:  # its checks raise errors of several libraries
-        raise ConfigError(f"model.hf: {config_class.__name__}: {_described(error)}") from error
-    hf_config.use_cache = False
-    cls = _architecture(transformers, architectures, hf_config)
-
-    def make() -> nn.Module:
-        # The config may name a lower dtype; the masters are float32 all the same.
-        try:
-            with _offline():
-                model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
-        except SwaptrainError:
-            raise
-        except Exception as error:  # whatever the values of the config lead to
-            raise ConfigError(f"model.hf: {cls.__name__}: {_described(error)}") from error
-        return model
-
-    vocabulary = getattr(hf_config, "vocab_size", None)
-    return Factory(make, vocabulary, cls.__name__)
-
-
-def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a Hugging Face config: inline, or from a directory's config.json."""
-    if source is None:
-        raise ConfigError("model: give one of model.hf and model.python")
-    if isinstance(source, Mapping):
-        return dict(source)
-    path = Path(source) / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
-    pickled = sorted(
-        found
-        for found in Path(source).glob("*")
-        if found.suffix in _PICKLED and found.name not in _NOT_WEIGHTS
-    )
-    if pickled:
-        raise ConfigError(
-            f"model.hf: {source} holds weights that are pickled ({pickled[0].name}), which can run "
-            "code when they are read: swaptrain never reads them. Save them as safetensors, or "
-            "point model.hf to a directory with the config.json alone"
-        )
-    weights = sorted(Path(source).glob("*.safetensors"))
-    if weights:
-        raise ConfigError(
-            f"model.hf: {source} holds weights ({weights[0].name}); starting from a checkpoint is "
-            "not supported yet. Point model.hf to a directory with the config.json alone to train "
-            "from the architecture's own initialisation"
-        )
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"model.hf: cannot read {path}: {error}") from error
-    if not isinstance(tree, dict) or "model_type" not in tree:
-        raise ConfigError(f"model.hf: {path} has no model_type")
-    return tree
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    """Let nothing be downloaded, whatever a config names: backbones of other libraries, kernels."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
-def _without_code(tree: Any) -> Any:
-    """Return a config without what names code: files beside it, and kernels to be downloaded."""
-    if isinstance(tree, list):
-        return [_without_code(value) for value in tree]
-    if not isinstance(tree, dict):
-        return tree
-    for key, value in tree.items():
-        named = value.values() if isinstance(value, dict) else [value]
-        if "implementation" in key and any("/" in str(name) for name in named):
-            raise ConfigError(
-                f"model.hf: {key} is {value!r}, a kernel that would be downloaded and run: choose "
-                "eager or sdpa"
-            )
-    return {key: _without_code(value) for key, value in tree.items() if key != "auto_map"}
-
-
-def _architecture(transformers: Any, names: list[str], hf_config: Any) -> Any:
-    """Return the class with a loss: the named one, else the first task head that exists."""
-    for name in names:
-        cls = getattr(transformers, name, None)
-        if cls is not None:
-            return cls
-    heads = (
-        "AutoModelForCausalLM",
-        "AutoModelForSeq2SeqLM",
-        "AutoModelForMaskedLM",
-        "AutoModelForImageClassification",
-        "AutoModelForSpeechSeq2Seq",
-        "AutoModelForCTC",
-    )
-    for head in heads:
-        mapping = getattr(transformers, head)._model_mapping
-        if type(hf_config) in mapping:
-            return mapping[type(hf_config)]
-    raise ConfigError(
-        f"model.hf: transformers has no model with a loss for model_type "
-        f"{hf_config.model_type!r}; name one in `architectures`"
-    )
-
-
-def _config_class(model_type: str) -> Any:
-    """Return transformers' config class of a model type; raises ConfigError."""
-    from transformers import CONFIG_MAPPING
-
-    try:
-        return CONFIG_MAPPING[model_type]
-    except KeyError:
-        raise ConfigError(
-            f"model.hf: transformers has no model_type {model_type!r}"
-            + _suggestion(model_type, CONFIG_MAPPING.keys())
-        ) from None
-
-
-def _check_keys(cls: Any, keys: Iterable[str], model_type: str) -> None:
-    """Refuse keys that the config class does not know: it would take them without a word.
-
-    Keys within parts (`text_config`) are not checked: models give them some that no class names.
-    """
-    try:
-        default = cls()
-    except Exception:  # some classes have no defaults; then nothing says what they know
-        return
-    proper = {*default.to_dict(), *default.attribute_map}
-    taken = proper | _generic_keys() | _keys_in_code(cls)
-    for key in keys:
-        if key not in taken and (not hasattr(default, key) or callable(getattr(default, key))):
-            raise ConfigError(
-                f"model.hf: unknown key {key!r} for model_type {model_type}"
-                + _suggestion(key, proper, "; remove it")
-            )
-
-
-def _generic_keys() -> set[str]:
-    """Return the keys that every Hugging Face config takes."""
-    from transformers import GenerationConfig, PretrainedConfig
-
-    return {*PretrainedConfig().to_dict(), *GenerationConfig().to_dict(), *_OLD_KEYS}
-
-
-def _keys_in_code(cls: Any) -> set[str]:
-    """Return the texts in the initialisers of a class: names of further keys, such as rope_theta.
-
-    Config classes take keys that are no fields out of their `**kwargs` by name.
-    """
-    found: set[str] = set()
-    for base in cls.__mro__:
-        for name in ("__init__", "__post_init__", "convert_rope_params_to_dict"):
-            function = vars(base).get(name)
-            code = getattr(inspect.unwrap(function), "__code__", None) if function else None
-            if code is not None:
-                found.update(text for text in code.co_consts if isinstance(text, str))
-    return found
-
-
-def _suggestion(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    close = difflib.get_close_matches(word, sorted(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else otherwise
-
-
-def _described(error: Exception) -> str:
-    """Return the error in one line, with the innermost line of the user's own code."""
-    message = " ".join(str(error).split())
-    name = type(error).__name__
-    text = f"{name}: {message}" if message else name
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((*_LIBRARIES, "<"))]
-    if not own:
-        return text
-    path, here = Path(own[-1].filename), Path.cwd()
-    return f"{text} ({path.relative_to(here) if here in path.parents else path}:{own[-1].lineno})"

@@ -11,9 +11,10 @@ import torch
 from swaptrain.config import Config, OptimizerConfig, load_config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError
-from swaptrain.execute.build import BuiltModel, Factory, build, cast_batch, model_factory
+from swaptrain.execute.build import BuiltModel, build, cast_batch, model_factory
 from swaptrain.execute.device import open_device
 from swaptrain.execute.device_budget import check_device_budget
+from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
 from swaptrain.store.files import disk_errors
