@@ -16,7 +16,7 @@ from swaptrain.execute.device_budget import needed_bytes
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.execute.saving import SavedTensors
-from swaptrain.execute.update import UpdateRule
+from swaptrain.execute.update import UpdateRule, add_widened
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.state import array_of
@@ -156,7 +156,7 @@ class Operations:
                 sums[name].copy_(gradient)
                 missing.discard(name)
             else:
-                sums[name].add_(gradient)
+                add_widened(sums[name], gradient)
 
         inputs, loss = self._runner.backward(
             k, step, m, operands, gradients, later, sink, _saved(instruction.reads, slabs)

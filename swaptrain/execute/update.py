@@ -23,6 +23,7 @@ from swaptrain.execute.optimizers import (
 
 __all__ = [
     "UpdateRule",
+    "add_widened",
     "clip_coefficient",
     "gradient_norm",
     "mean_loss",
@@ -33,6 +34,9 @@ __all__ = [
 # of a fused step give the bits of the whole only if they start at multiples of 16 elements.
 CPU_BLOCK_ELEMENTS = 1 << 20
 ACCELERATOR_BLOCK_ELEMENTS = 1 << 24
+
+_LEAST_WIDENED_ELEMENTS = 1 << 18
+"""Below, what torch copies stays in a CPU's cache anyway."""
 
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 """What an optimizer of torch raises over an argument of a kind that it does not expect."""
@@ -281,9 +285,39 @@ class UpdateRule:
         return master, gradient
 
 
+def add_widened(total: Tensor, gradient: Tensor) -> None:
+    """Add a gradient to a float32 sum of the same shape, in place.
+
+    A narrow one is widened block by block, where it lies in memory as the sum does: as a whole it
+    would go through memory once more, since torch makes a float32 copy of it first.
+    """
+    small = total.numel() <= _LEAST_WIDENED_ELEMENTS
+    if (
+        gradient.dtype == total.dtype
+        or small
+        or gradient.is_sparse
+        or not same_layout(total, gradient)
+    ):
+        total.add_(gradient)
+        return
+    flat_total, flat_gradient = storage_order(total), storage_order(gradient)
+    size = block_elements(total.device)
+    for start in range(0, total.numel(), size):
+        block = slice(start, start + size)
+        flat_total[block].add_(flat_gradient[block].to(total.dtype))
+
+
 def block_elements(device: torch.device) -> int:
     """Return the number of elements of a block on this device, a multiple of 16."""
     return CPU_BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_BLOCK_ELEMENTS
+
+
+def same_layout(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether both have the same shape and strides."""
+    return parameter.shape == gradient.shape and all(
+        size == 1 or a == b
+        for size, a, b in zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
+    )
 
 
 def check_layout(parameter: Tensor, gradient: Tensor) -> None:
@@ -291,11 +325,7 @@ def check_layout(parameter: Tensor, gradient: Tensor) -> None:
 
     torch's fused kernels walk memory and do not look at strides: they would mix up elements.
     """
-    same = parameter.shape == gradient.shape and all(
-        size == 1 or a == b
-        for size, a, b in zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
-    )
-    if not same:
+    if not same_layout(parameter, gradient):
         raise ValueError(
             f"a gradient of shape {tuple(gradient.shape)} and strides {gradient.stride()} for a "
             f"parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}: give "

@@ -80,3 +80,18 @@ def test_allocations_stay_under_the_bound(
         assert measured.peak_bytes <= bound_bytes
     if split and rule.elementwise:
         assert bound_bytes <= 4 * 4096 * 8 + 256
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_widening_in_blocks_adds_the_same_bits(narrow: torch.dtype, transposed: bool) -> None:
+    """As torch's own mixed addition, which copies the whole gradient; also in another layout."""
+    total = torch.randn(700, 3000)
+    gradient = torch.randn(3000, 700).t() if transposed else torch.randn(700, 3000)
+    gradient = gradient.to(narrow)
+    expected = total + gradient
+    with PeakBytes() as measured:
+        update_module.add_widened(total, gradient)
+    assert torch.equal(total, expected)
+    if narrow is torch.bfloat16 and not transposed:
+        assert measured.peak_bytes <= 2 * 4 * update_module.CPU_BLOCK_ELEMENTS
