@@ -18,7 +18,8 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * 2**20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4  # the last one is Linux 5.7's
-_MAP_FIXED_NOREPLACE = 0x100000
+_MAP_FIXED, _MAP_FIXED_NOREPLACE = 0x10, 0x100000
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MOST_PIECES = 64
 """Of one part of a mapping: the kernel counts each, and a process may have 65,530."""
 _LEAST_MOVED_BYTES = 64 * 2**10
@@ -78,6 +79,8 @@ class Mapping:
         self._small = _Part(huge_bytes, nbytes - huge_bytes, PAGE_BYTES)
         self.resident_bytes = 0
         """Bytes of its pages."""
+        self._is_patched = False
+        """Whether pages came or went: its addresses are several areas of the kernel's then."""
 
     @property
     def is_resident(self) -> bool:
@@ -93,6 +96,8 @@ class Mapping:
         for part in (self._huge, self._small):
             missing = part.missing_bytes
             if missing:
+                if self._is_patched:
+                    self._join(part)
                 _populate(self._memory, self._start + part.end, missing)
                 part.pieces.append(missing)
                 self.resident_bytes += missing
@@ -115,6 +120,7 @@ class Mapping:
                 own.pieces.append(moved)
                 source.resident_bytes -= moved
                 self.resident_bytes += moved
+                source._is_patched = self._is_patched = True
         return True
 
     def drop_pages(self, nbytes: int) -> None:
@@ -128,6 +134,18 @@ class Mapping:
                 part.cut(dropped)
                 self.resident_bytes -= dropped
                 nbytes -= dropped
+
+    def _join(self, part: _Part) -> None:
+        """Make one area of what is missing: the kernel keeps each that pages ever moved to."""
+        calls = _calls()
+        if calls is None:
+            return
+        begin, nbytes = part.end, part.missing_bytes
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        calls.mmap(self.address + begin, nbytes, _READ_WRITE, flags, -1, 0)
+        with suppress(OSError):
+            advice = mmap.MADV_HUGEPAGE if part is self._huge else mmap.MADV_NOHUGEPAGE
+            self._memory.madvise(advice, self._start + begin, nbytes)
 
     def close(self) -> None:
         """Unmap it; no view of it may be left (BufferError)."""
@@ -160,7 +178,7 @@ def _move(source: int, target: int, nbytes: int) -> bool:
         return True
     # The target may have been unmapped before it failed: its owner must find it mapped.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
-    calls.mmap(target, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    calls.mmap(target, nbytes, _READ_WRITE, flags, -1, 0)
     return False
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import swaptrain.memory.mapping as module
 from swaptrain.memory.mapping import PAGE_BYTES, Mapping
-from swaptrain.memory.slab import Pool
+from swaptrain.memory.slab import Pool, Slab
 from swaptrain.observe.memory_usage import resident_bytes
 
 HUGE = 2 * 2**20
@@ -210,6 +211,26 @@ def test_what_is_kept_without_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     pool.trim()
     assert not pool._shells
     assert pool.held_bytes == 0
+
+
+@needs_moves
+def test_the_kernel_s_areas_do_not_grow_in_number() -> None:
+    """A process may have 65,530 of them, and a run takes slabs for weeks."""
+    random = np.random.default_rng(0)
+    sizes = [HUGE // 2] * 9 + [HUGE + PAGE_BYTES, 3 * HUGE, 3 * HUGE + SMALL]
+    sizes += [3 * HUGE // 2 + extra for extra in (0, 0, PAGE_BYTES, PAGE_BYTES, 5 * SMALL)]
+    sizes += [2 * HUGE + extra for extra in (0, PAGE_BYTES, 4 * PAGE_BYTES)]
+    pool = Pool(20 * HUGE)
+    held: list[Slab] = []
+    areas = []
+    for turn in range(2000):
+        size = sizes[int(random.integers(len(sizes)))]
+        while pool.live_bytes + size > pool.budget_bytes:
+            pool.give(held.pop(int(random.integers(len(held)))))
+        held.append(pool.take(size))
+        if turn in (800, 1999):
+            areas.append(len(Path("/proc/self/maps").read_text().splitlines()))
+    assert areas[1] <= areas[0] + 60
 
 
 def test_where_addresses_are_limited_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
