@@ -49,13 +49,15 @@ class Log:
         """Follow the executor, and say when the store is open and when the run is at its end."""
         execute, initialise, finish = Executor._execute, Executor.__init__, OpenRun.finish
 
-        def executed(executor: Executor, instruction: Instruction, slabs: Any, state: Any) -> None:
+        def executed(
+            executor: Executor, instruction: Instruction, slabs: Any, state: Any, **options: Any
+        ) -> None:
             update = instruction.operation is Operation.UPDATE
             step = state.update_step if update else state.step
             name = instruction.operation.value
             self._now = f"{step} {name} {instruction.segment} {instruction.micro_batch}"
             self.write(f"b {self._now}")
-            execute(executor, instruction, slabs, state)
+            execute(executor, instruction, slabs, state, **options)
 
         def initialised(executor: Executor, *arguments: Any, observe: Any, **named: Any) -> None:
             def observed(step: int, instruction: Instruction) -> None:

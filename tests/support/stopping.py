@@ -33,9 +33,9 @@ def stop_at(position: int, number: int, errors: Path, *, times: int = 1) -> Call
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         execute, done = Executor._execute, 0
 
-        def counted(self: Executor, *arguments: Any) -> None:
+        def counted(self: Executor, *arguments: Any, **options: Any) -> None:
             nonlocal done
-            execute(self, *arguments)
+            execute(self, *arguments, **options)
             done += 1
             if done == position:
                 for _ in range(times):
