@@ -35,8 +35,8 @@ SHAPES: dict[str, tuple[int, int, int, int]] = {
 }
 
 
-def write_job(directory: Path, shape: str, *, sequences: int) -> None:
-    """Write a job; its data are random walks over a thousand tokens.
+def write_job(directory: Path, shape: str, *, sequences: int, weights: bool = True) -> None:
+    """Write a job, where `weights` is false without them; its data are walks over 1000 tokens.
 
     The data can be learned: each token is one to three above the one before it, modulo 1000.
     """
@@ -58,10 +58,11 @@ def write_job(directory: Path, shape: str, *, sequences: int) -> None:
     )
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)
-    torch.manual_seed(0)
-    weights = dict(LlamaForCausalLM(config).named_parameters())
-    (directory / "weights").mkdir(exist_ok=True)
-    save_file(weights, directory / "weights" / "model.safetensors", metadata={"format": "pt"})
+    if weights:
+        torch.manual_seed(0)
+        drawn = dict(LlamaForCausalLM(config).named_parameters())
+        (directory / "weights").mkdir(exist_ok=True)
+        save_file(drawn, directory / "weights" / "model.safetensors", metadata={"format": "pt"})
     random = np.random.default_rng(1234)
     starts = random.integers(0, 1000, (sequences, 1))
     walks = (starts + random.integers(1, 4, (sequences, SEQUENCE)).cumsum(1)) % 1000

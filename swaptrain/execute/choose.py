@@ -33,9 +33,9 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
 
     The segments that the step turns round at come first: what they save is needed soonest. Of
     steps that are as good as equally long the one that computes least is taken, and a step that
-    computes less may be a little longer. Without a machine's
-    speeds, those save whose saving moves no byte more. `disk_bytes` is what may be reserved
-    for what memory does not hold. `train.recompute` decides for all or for none.
+    computes less may be a little longer. Without a machine's speeds, those save whose saving moves
+    no byte more. `disk_bytes` is what may be reserved for what memory does not hold.
+    `train.recompute` decides for all or for none.
     """
     if config.train.recompute:
         return plan

@@ -100,6 +100,8 @@ class Tier:
         self._entries: dict[ObjectKey, _Entry] = {}
         self._plan = Residency(NextUse(()))
         self._reads_in_flight: dict[ObjectKey, int] = {}
+        self._whole_to = 0
+        """Before this position nothing has to be read that is not in memory or on its way."""
         self.counters = TierCounters()
 
     def follow(
@@ -122,6 +124,7 @@ class Tier:
             durable=durable,
             held=self._plan.held_after,
         )
+        self._whole_to = 0
         for key, entry in self._entries.items():
             first = self._plan.next_use.after(key, -1)
             entry.ahead &= first < len(self._plan.reads) and key in self._plan.reads[first]
@@ -209,21 +212,20 @@ class Tier:
         Clean objects that the plan can spare give way at once; nothing waits.
         """
         self._reap()
+        first = self._first_missing(position)
+        if first == len(self._plan.touches):
+            return
         self._reads_in_flight = {k: n for k, n in self._reads_in_flight.items() if self._reading(k)}
         in_flight_bytes = sum(self._reads_in_flight.values())
-        budget, plan = self._pool.budget_bytes, self._plan
+        budget, plan, size_bytes = self._pool.budget_bytes, self._plan, self._home.size_bytes
         # What is fetched ahead must fit beside what the plan holds at every position before it.
         ahead, room, spare = 0, budget, self._spare()
         for later in range(position + 1, len(plan.touches)):
             room = min(room, budget - plan.used_bytes[later - 1] + ahead)
             reads = plan.reads[later]
-            for key in plan.touches[later]:
-                if key in self._entries:
-                    ahead += self._home.size_bytes(key) if key in reads else 0
-                    continue
-                if key in plan.instructions[later].writes or not self._home.holds(key):
-                    continue
-                size = self._home.size_bytes(key)
+            ahead += sum(size_bytes(key) for key in reads if key in self._entries)
+            for key in self._missing(later) if later >= first else ():
+                size = size_bytes(key)
                 if in_flight_bytes > budget // 2 or (key in reads and room - ahead < size):
                     return
                 if not self._room_without_waiting(size, later, spare):
@@ -233,6 +235,23 @@ class Tier:
                 ahead += size if key in reads else 0
             if ahead > budget:
                 return
+
+    def _missing(self, position: int) -> list[ObjectKey]:
+        """Return what the instruction at `position` needs and only the disk has."""
+        writes = self._plan.instructions[position].writes
+        return [
+            key
+            for key in self._plan.touches[position]
+            if key not in self._entries and key not in writes and self._home.holds(key)
+        ]
+
+    def _first_missing(self, position: int) -> int:
+        """Return the first position behind `position` that something is missing for, or the end."""
+        end = len(self._plan.touches)
+        self._whole_to = max(self._whole_to, position + 1)
+        while self._whole_to < end and not self._missing(self._whole_to):
+            self._whole_to += 1
+        return self._whole_to
 
     def write_behind(self, position: int) -> None:
         """Begin to spill the dirty objects that the plan evicts before their next use."""
@@ -383,5 +402,6 @@ class Tier:
 
     def _drop(self, key: ObjectKey) -> None:
         entry = self._entries.pop(key)
+        self._whole_to = min(self._whole_to, entry.next_use)
         self._reads_in_flight.pop(key, None)
         self._pool.give(entry.slab)

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -327,6 +327,33 @@ def test_reading_ahead_costs_no_more_than_the_plan() -> None:
                     home.complete(index)
     least = simulate(sweep, home.size_bytes, 9 * PAGE_BYTES, durable=lambda _: (), rounds=4)
     assert tier.counters.missed_bytes - before <= least.read_bytes < 20 * PAGE_BYTES
+
+
+@given(st.lists(st.integers(0, len(PAGES) - 1), min_size=3), st.integers(4, 7))
+def test_what_was_in_memory_is_looked_for_again_when_it_had_to_leave(
+    touched: list[int], pages: int
+) -> None:
+    """Prefetch goes on where something was missing; from the beginning it would find no more."""
+    keys = [(*STATES, *VALUES)[i] for i in touched]
+    made = [key.kind is Kind.VALUE and key not in keys[:i] for i, key in enumerate(keys)]
+    program = tuple(
+        one(writes=(key,)) if fresh else one(reads=(key,))
+        for key, fresh in zip(keys, made, strict=True)
+    )
+    found: list[list[list[ObjectKey]]] = []
+    for from_the_beginning in (False, True):
+        tier, home, _ = tier_of(pages)
+        tier.follow(program)
+        found.append([])
+        with waits_complete(home):
+            for position, instruction in enumerate(program):
+                tier.acquire(instruction, position)
+                if from_the_beginning:
+                    tier._whole_to = 0
+                tier.prefetch(position)
+                found[-1].append(sorted(tier.resident()))
+                tier.release(instruction)
+    assert found[0] == found[1]
 
 
 def test_prefetch_stays_in_the_budget_when_a_view_of_an_evicted_object_lives_on() -> None:
