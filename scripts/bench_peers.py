@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 from kernel_limits import can_limit, run_limited
+from peers.job import swaptrain_config, write_job
 from rich.console import Console
 from rich.table import Table
 
@@ -113,28 +114,12 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     """Run swaptrain under base + budget + 64 MiB."""
     run_dir = work / "swaptrain"
     config = work / "swaptrain.yaml"
-    tree: dict[str, Any] = {
-        "model": {"hf": str(job), "dtype": "bfloat16"},
-        "data": {
-            "tokens": [str(job / "tokens.npy")],
-            "sequence_length": 512,
-            "micro_batch": 1,
-            "micro_batches": case.micro_batches,
-            "shuffle": False,
-        },
-        "optimizer": {
-            "name": "adamw",
-            "lr": 1e-4,
-            "betas": [0.9, 0.95],
-            "weight_decay": 0.1,
-            "clip_norm": options.clip_norm,
-        },
-        "train": {"steps": options.warmup + options.steps, "threads": options.threads},
-        "device": "cpu",
-        "memory": {"host": f"{case.host_gib}GiB"},
-        "store": {"commit_every": case.commit_every},
-        "run": {"dir": str(run_dir)},
-    }
+    steps = options.warmup + options.steps
+    tree = swaptrain_config(job, run_dir, micro_batches=case.micro_batches, steps=steps)
+    tree["optimizer"]["clip_norm"] = options.clip_norm
+    tree["train"]["threads"] = options.threads
+    tree["memory"] = {"host": f"{case.host_gib}GiB"}
+    tree["store"] = {"commit_every": case.commit_every}
     config.write_text(yaml.safe_dump(tree))
     limit = None
     if options.limit:
@@ -277,9 +262,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tcmalloc is not installed: all systems use glibc's allocator", file=sys.stderr)
     else:
         options.environment["LD_PRELOAD"] = allocator
-    sys.path.insert(0, str(PEERS))
-    from job import write_job
-
     options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench_peers.", dir=options.work) as directory:
         work = Path(directory).resolve()

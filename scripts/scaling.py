@@ -2,7 +2,7 @@
 
 Trains Llamas in memory of a fourth of their state, each as a process of its own, and prints the
 medians of a step beside the bytes that the plan says. Run directories are removed afterwards; the
-largest needs 12 bytes of disk for each of its parameters, and a tenth more.
+largest needs 12 bytes of disk for each of its parameters, and room for spares.
 
     python scripts/scaling.py
     python scripts/scaling.py --shape 270m 1.3b --part 8
@@ -19,9 +19,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
+from peers.job import swaptrain_config, write_job
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +30,6 @@ from swaptrain.execute.plan import plan
 from swaptrain.memory.malloc import restart_without_cache, tune
 from swaptrain.units import GIB, format_size
 
-PEERS = Path(__file__).resolve().parent / "peers"
 SHAPES = ["270m", "1.3b", "2.6b"]
 _BYTES_PER_PARAMETER = 12
 
@@ -64,30 +63,17 @@ def measure(shape: str, options: argparse.Namespace, work: Path) -> list[str]:
         format_size(planned.traffic.total_bytes),
         f"{planned.traffic.total_bytes / planned.least_traffic_bytes:.2f}",
         f"{median('step_s') / planned.traffic.total_bytes * 1e9:.3f}",
-        f"{median('roofline_fraction'):.2f}",
+        # None where the disk's speed could not be measured.
+        f"{median('roofline_fraction'):.2f}" if rows[0]["roofline_fraction"] is not None else "-",
     ]
 
 
 def write_config(shape: str, options: argparse.Namespace, work: Path) -> Path:
     """Write the job of a shape and a config that trains it; return the config's path."""
-    sys.path.insert(0, str(PEERS))
-    from job import write_job
-
     job = work / shape
     write_job(job, shape, sequences=64, weights=False)
-    tree: dict[str, Any] = {
-        "model": {"hf": str(job), "dtype": "bfloat16"},
-        "data": {
-            "tokens": [str(job / "tokens.npy")],
-            "sequence_length": 512,
-            "micro_batch": 1,
-            "micro_batches": options.micro_batches,
-        },
-        "optimizer": {"name": "adamw", "lr": 1e-4},
-        "train": {"steps": options.warmup + options.steps},
-        "device": "cpu",
-        "run": {"dir": str(job / "run")},
-    }
+    steps = options.warmup + options.steps
+    tree = swaptrain_config(job, job / "run", micro_batches=options.micro_batches, steps=steps)
     config = job / "swaptrain.yaml"
     config.write_text(yaml.safe_dump(tree))
     return config
@@ -105,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
     options = parser.parse_args(arguments)
+    if options.steps < 1 or options.part < 1:
+        parser.error("--steps and --part are 1 or more")
     restart_without_cache()  # as the command does: plans are made here
     tune()
     options.work.mkdir(parents=True, exist_ok=True)

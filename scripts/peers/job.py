@@ -69,6 +69,29 @@ def write_job(directory: Path, shape: str, *, sequences: int, weights: bool = Tr
     np.save(directory / "tokens.npy", walks.astype(np.uint16).reshape(-1))
 
 
+def swaptrain_config(job: Path, run_dir: Path, *, micro_batches: int, steps: int) -> dict[str, Any]:
+    """Return a config, but for `memory.host`, with which swaptrain does the job in `run_dir`."""
+    return {
+        "model": {"hf": str(job), "dtype": "bfloat16"},
+        "data": {
+            "tokens": [str(job / "tokens.npy")],
+            "sequence_length": SEQUENCE,
+            "micro_batch": 1,
+            "micro_batches": micro_batches,
+            "shuffle": False,
+        },
+        "optimizer": {
+            "name": "adamw",
+            "lr": LR,
+            "betas": list(BETAS),
+            "weight_decay": WEIGHT_DECAY,
+        },
+        "train": {"steps": steps},
+        "device": "cpu",
+        "run": {"dir": str(run_dir)},
+    }
+
+
 @dataclass(frozen=True)
 class Options:
     """What every peer is told."""

@@ -21,7 +21,7 @@ __all__ = ["StoreHome"]
 
 
 class StoreHome:
-    """Implements `memory.tier.Home` over a run directory.
+    """Implements `memory.home.Home` over a run directory.
 
     State is read from the slot that holds its newest version, live or being committed. Values,
     gradients, accumulators and buffers between two commits are in `files`, outside the zarr root.

@@ -13,16 +13,17 @@ write succeeded; an object whose slab is being read or written is not touched by
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from swaptrain.memory.home import Home, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
 from swaptrain.program.residency import NextUse, Residency, choose_victim, plan_residency
 
-__all__ = ["Home", "Tier", "TierCounters", "planned_bytes"]
+__all__ = ["Tier", "TierCounters", "planned_bytes"]
 
 _AHEAD_PART = 10
 """The part of the budget, 1 in so many, that reads ahead of the plan may fill."""
@@ -31,32 +32,6 @@ _AHEAD_PART = 10
 def planned_bytes(budget_bytes: int) -> int:
     """Return the part of a pool's budget that is planned with; the rest is for reads ahead."""
     return budget_bytes - budget_bytes // _AHEAD_PART
-
-
-class Home(Protocol):
-    """Where objects live when they are not in memory."""
-
-    def size_bytes(self, key: ObjectKey) -> int:
-        """Return the bytes of the object's slab, a multiple of 4096."""
-
-    def holds(self, key: ObjectKey) -> bool:
-        """Whether a current version of the object is on the disk."""
-
-    def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
-        """Begin to fill `slab`; the object is there when all futures are done."""
-
-    def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
-        """Begin to spill an object; it is on the disk when all futures are done."""
-
-    def forget(self, key: ObjectKey) -> None:
-        """The object is dead: what the disk holds of it is of no use any more."""
-
-
-class Wait(Protocol):
-    """Waits for I/O as `concurrent.futures.wait` does."""
-
-    def __call__(self, fs: Sequence[Future[Any]], *, return_when: str = ...) -> object:
-        """Return when all are done, or the first one with FIRST_COMPLETED."""
 
 
 @dataclass
