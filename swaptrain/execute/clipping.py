@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
+from swaptrain.errors import NotFiniteError
+
+__all__ = ["FiniteNorm", "clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
+
+
+class FiniteNorm:
+    """The 2-norm of one parameter's gradient, which is shown to it whole or in pieces.
+
+    Of the whole it has torch's bits; of pieces the last ones may be others.
+    """
+
+    def __init__(self, name: str, *, segment: int, step: int) -> None:
+        """Take whose gradient it is, for the message where one is not finite."""
+        self._described = f"step {step}: the gradient of {name} (segment {segment})"
+        self._norms: list[float] = []
+
+    def add(self, piece: Tensor) -> None:
+        """Take the norm of a piece; raises NotFiniteError where an element is not finite."""
+        norm = float(gradient_norm(piece))
+        # The sum of finite squares may be infinite.
+        if not math.isfinite(norm) and not bool(torch.isfinite(piece).all()):
+            raise NotFiniteError(
+                f"{self._described} is not finite; nothing of this update was kept, the last "
+                "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data "
+                "of this step"
+            )
+        self._norms.append(norm)
+
+    @property
+    def value(self) -> float:
+        """The norm of all pieces."""
+        return math.hypot(*self._norms)
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:

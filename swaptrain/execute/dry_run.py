@@ -46,9 +46,11 @@ class _DryRun:
         layouts: Layouts,
         operations: Operations,
         batch: Mapping[str, Tensor],
+        *,
+        clipped: bool,
     ) -> None:
         self.captured, self.layouts, self._operations = captured, layouts, operations
-        self._batch = batch
+        self._batch, self._clipped = batch, clipped
         self.measured = Measured()
         self._peaks: list[int] = []
         self._rounds: dict[tuple[Operation, int, bool], list[float]] = {}
@@ -70,13 +72,17 @@ class _DryRun:
         self.measured.saved_count[isomorphism] = saved.count
         return saved.nbytes if saved.complete else None
 
-    def sample(self, instructions: list[Instruction]) -> None:
-        """Execute instructions on slabs of their own, which they share; note time and memory."""
+    def sample(self, instructions: list[Instruction], step: int) -> None:
+        """Execute instructions on slabs of their own, which they share; note time and memory.
+
+        In `step` 1 an optimizer makes its state, which takes memory, and time that later ones do
+        not take.
+        """
         pool, slabs = self._slabs(key for i in instructions for key in i.touches)
         for instruction in instructions:
             reset_peak()
             begun = time.perf_counter()
-            self._execute(instruction, slabs)
+            self._execute(instruction, slabs, step)
             self._note_seconds(instruction, time.perf_counter() - begun)
             self._peaks.append(peak_resident_bytes() - pool.held_bytes)
 
@@ -109,18 +115,18 @@ class _DryRun:
                 self._operations.load(load, {key: slab}, self._batch)
         return pool, slabs
 
-    def _execute(self, instruction: Instruction, slabs: Slabs) -> None:
+    def _execute(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
         operations = self._operations
         match instruction.operation:
             case Operation.FORWARD:
-                operations.forward(instruction, slabs, 0)
+                operations.forward(instruction, slabs, step)
             case Operation.UPDATE:
-                operations.norms(instruction, slabs, 0)
-                operations.update(instruction, slabs, updates_before=0, lr=0.0, coefficient=None)
+                coefficient = torch.tensor(1.0) if self._clipped else None
+                operations.update(instruction, slabs, step, lr=0.0, coefficient=coefficient)
             case Operation.SETTLE:
-                operations.norms(instruction, slabs, 0)
+                operations.norms(instruction, slabs, step)
             case _:
-                operations.backward(instruction, slabs, 0)
+                operations.backward(instruction, slabs, step)
 
 
 def dry_run(
@@ -143,7 +149,7 @@ def dry_run(
     With `saving`, `layouts` learns what autograd saves in the segments whose forward and backward
     with it fit `host_bytes` beside the rest.
     """
-    run = _DryRun(captured, layouts, operations, batch)
+    run = _DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
     updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
     program = builder.step(pending_updates=updates if builder.deferred else ())
     samples = _samples(captured, program)
@@ -151,19 +157,20 @@ def dry_run(
     release()
     floor_bytes = resident_bytes()
     retain()
-    for _ in range(_ROUNDS):
+    steps = range(1, _ROUNDS + 1)
+    for step in steps:
         for instruction in samples:
-            run.sample([instruction])
+            run.sample([instruction], step)
     taken = run.peak_bytes - floor_bytes
     pairs = _saving_pairs(run, samples, builder, host_bytes - taken) if saving else []
     plain = [i for i in samples if i.operation in (Operation.FORWARD, Operation.BACKWARD)]
     if pairs:
         run.forget_seconds(plain)  # the two are compared: the machine may have been slower before
-    for _ in range(_ROUNDS if pairs else 0):
+    for step in steps if pairs else ():
         for pair in pairs:
-            run.sample(list(pair))
+            run.sample(list(pair), step)
         for instruction in plain:
-            run.sample([instruction])
+            run.sample([instruction], step)
     taken = run.peak_bytes - floor_bytes
     operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
     release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -154,7 +155,8 @@ class Executor:
             case Operation.KEEP | Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
             case Operation.SETTLE:
-                self._check(instruction, slabs, state)
+                _check_loss(state)
+                state.ledger.norms.update(operations.norms(instruction, slabs, state.step))
             case Operation.UPDATE:
                 self._update(instruction, slabs, state)
                 state.updated.add(instruction.segment)
@@ -166,28 +168,14 @@ class Executor:
     def _update(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         coefficient = None
         if state.update_norm is None:
-            self._check(instruction, slabs, state)
+            _check_loss(state)
         else:
             assert state.clip_norm is not None
             coefficient = clip_coefficient(state.update_norm, state.clip_norm)
-        self._operations.update(
-            instruction,
-            slabs,
-            updates_before=state.update_step - 1,
-            lr=state.lr,
-            coefficient=coefficient,
+        norms = self._operations.update(
+            instruction, slabs, state.update_step, lr=state.lr, coefficient=coefficient
         )
-
-    def _check(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
-        """Refuse losses and gradients that are not finite, before anything of them is kept."""
-        losses = state.ledger.losses
-        mean = mean_loss([losses[m] for m in sorted(losses)])
-        if not torch.isfinite(torch.tensor(mean)):
-            raise NotFiniteError(
-                f"step {state.step}: the loss is {mean}; nothing of this step was kept, the last "
-                "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data"
-            )
-        state.ledger.norms.update(self._operations.norms(instruction, slabs, state.step))
+        state.ledger.norms.update(norms)
 
     def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         operation = instruction.operation
@@ -203,6 +191,17 @@ class Executor:
             self._commits.keep(instruction, slabs, state.step, state.ledger)
         elif self._values is not None and operation is Operation.FORWARD:
             self._values.save(instruction, slabs, state.step)
+
+
+def _check_loss(state: StepState) -> None:
+    """Refuse losses that are not finite, before anything that comes of them is kept."""
+    losses = state.ledger.losses
+    mean = mean_loss([losses[m] for m in sorted(losses)])
+    if not math.isfinite(mean):
+        raise NotFiniteError(
+            f"step {state.step}: the loss is {mean}; nothing of this step was kept, the last "
+            "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data"
+        )
 
 
 def _sums_stay(pair: Program) -> bool:

@@ -37,16 +37,19 @@ def storage_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
-def join(hi: Tensor, lo: Tensor, out: Tensor) -> None:
+def join(hi: Tensor, lo: Tensor, out: Tensor, *, scratch: Tensor | None = None) -> None:
     """Write the float32 master of `hi` (bfloat16) and `lo` (int16 or uint16) into `out`.
 
     All three are dense with equally many elements, in the same order of memory. Exact for every
-    bit pattern that `split` wrote: `bits = (hi << 16) + signed(lo)`, modulo 2^32.
+    bit pattern that `split` wrote: `bits = (hi << 16) + signed(lo)`, modulo 2^32. `scratch`,
+    float32 with as many elements, spares the allocation of a temporary of that size.
     """
+    hi_flat = storage_order(hi)
+    # A bfloat16 is the upper half of a float32: to widen it is to shift its bits, in one pass.
+    upper = hi_flat.float() if scratch is None else scratch.copy_(hi_flat)
     bits = storage_order(out).view(torch.int32)
-    bits.copy_(storage_order(hi).view(torch.int16))
-    bits.bitwise_left_shift_(16)
-    bits.add_(storage_order(lo).view(torch.int16))
+    bits.copy_(storage_order(lo).view(torch.int16))
+    bits.add_(upper.view(torch.int32))
 
 
 def split(master: Tensor, hi: Tensor, lo: Tensor, *, consume: bool = False) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
-from swaptrain.errors import NotFiniteError
-from swaptrain.execute.clipping import gradient_norm
+from swaptrain.execute.clipping import FiniteNorm
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.device_budget import needed_bytes
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
@@ -181,37 +179,41 @@ class Operations:
         return None if loss is None else float(loss)
 
     def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> dict[str, float]:
-        """Return the 2-norm of each parameter's gradient; raise RunError where one is not finite.
+        """Return the 2-norm of each parameter's gradient, for clipping.
 
-        Norms are taken of whole parameters in their own layout, as torch's clipping does.
+        Norms are taken of whole parameters in their own layout, as torch's clipping does. Raises
+        NotFiniteError where a gradient is not finite.
         """
         norms: dict[str, float] = {}
         for name, gradient in self._accumulators(instruction, slabs, read=True).items():
-            norm = float(gradient_norm(gradient))
-            if not math.isfinite(norm) and not bool(torch.isfinite(gradient).all()):
-                raise NotFiniteError(
-                    f"step {step}: the gradient of {name} (segment {instruction.segment}) is not "
-                    "finite; its segment was not updated. Lower optimizer.lr, set "
-                    "optimizer.clip_norm, or look at the data of this step"
-                )
-            norms[name] = norm
+            norm = FiniteNorm(name, segment=instruction.segment, step=step)
+            norm.add(gradient)
+            norms[name] = norm.value
         return norms
 
     def update(
         self,
         instruction: Instruction,
         slabs: Slabs,
+        step: int,
         *,
-        updates_before: int,
         lr: float,
         coefficient: Tensor | None,
-    ) -> None:
-        """Step the optimizer on every parameter that the segment owns, in place on its slabs."""
+    ) -> dict[str, float]:
+        """Do update `step` on every parameter that the segment owns, in place on its slabs.
+
+        Without a `coefficient`, which comes of norms, returns the 2-norm of each gradient. Raises
+        NotFiniteError where a gradient is not finite: what the slabs hold then must not be kept.
+        """
         k = instruction.segment
         self.device.begin(k)
         state_keys = {key.name: key for key in instruction.changes if key.kind is Kind.STATE}
-        arrays = {name: self._named(key, slabs) for name, key in state_keys.items()}
+        hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
+        arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
         sums = self._accumulators(instruction, slabs, read=True)
+        norms = {
+            name: FiniteNorm(name, segment=k, step=step) for name in sums if coefficient is None
+        }
         for name in self._model.segment(k).owns:
             parameter = self._model.parameters[name]
             if not parameter.trainable:
@@ -222,24 +224,24 @@ class Operations:
                 for array in self.rule.state_tensors(parameter.tensor.shape)
             }
             gradient = sums[name]
+            look = norms[name].add if name in norms else None
             if parameter.split:
                 self.rule.update_split(
                     weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
-                    updates_before=updates_before, lr=lr, decay=parameter.decays,
+                    updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
                 )  # fmt: skip
                 continue
             if coefficient is not None:
                 gradient.mul_(coefficient)
             self.rule.update(
                 weights, gradient, state,
-                updates_before=updates_before, lr=lr, decay=parameter.decays,
+                updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
             )  # fmt: skip
-        for name, key in state_keys.items():
-            if name.startswith("buffers_"):
-                continue
-            for host, tensor in self._pairs(key, slabs):
-                self.device.put(host, tensor)
+        for array, tensors in arrays.items():
+            for name, tensor in tensors.items() if not array.startswith("buffers_") else ():
+                self.device.put(hosts[array][name], tensor)
         self.device.synchronize()
+        return {name: norm.value for name, norm in norms.items()}
 
     def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
         segment = self._model.segment(instruction.segment)
@@ -303,10 +305,12 @@ class Operations:
         return {}
 
     def _named(self, key: ObjectKey, slabs: Slabs, *, read: bool = True) -> dict[str, Tensor]:
-        return {
-            name: self.device.fetch(key, name, host, read=read)
-            for name, host in self._views(key, slabs).items()
-        }
+        return self._fetched(key, self._views(key, slabs), read=read)
+
+    def _fetched(
+        self, key: ObjectKey, hosts: Mapping[str, Tensor], *, read: bool = True
+    ) -> dict[str, Tensor]:
+        return {n: self.device.fetch(key, n, host, read=read) for n, host in hosts.items()}
 
     def _pairs(self, key: ObjectKey, slabs: Slabs) -> Iterator[tuple[Tensor, Tensor]]:
         for name, host in self._views(key, slabs).items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ __all__ = [
     "total_norm",
 ]
 
-# Elements of a block: 4 MiB of float32 stays in a CPU's cache; a GPU wants fewer launches. Blocks
+# Elements of a block: 2 MiB of float32 stays in a CPU's cache; a GPU wants fewer launches. Blocks
 # of a fused step give the bits of the whole only if they start at multiples of 16 elements.
-CPU_BLOCK_ELEMENTS = 1 << 20
+CPU_BLOCK_ELEMENTS = 1 << 19
 ACCELERATOR_BLOCK_ELEMENTS = 1 << 24
 
 _LEAST_WIDENED_ELEMENTS = 1 << 18
@@ -91,6 +92,8 @@ class UpdateRule:
         self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
         self._decays = takes_argument(cls, "weight_decay")
         self._optimizer = optimizer
+        # Called for each block: torch's wrappers, for hooks and its profiler, take as long again.
+        self._optimizer_step: Callable[[Optimizer], object] = inspect.unwrap(cls.step)
         self._group = optimizer.param_groups[0]
         self._group["params"] = []
         self._shapes = StateShapes(make)
@@ -138,16 +141,20 @@ class UpdateRule:
         updates_before: int,
         lr: float,
         decay: bool,
+        look: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Update a whole float32 `parameter` and its `state` in place.
 
         `gradient` is float32 with the parameter's shape and strides. `state` has the names and
         numbers of elements of `state_tensors`, dense and in any shape; what has the parameter's
         shape lies in the parameter's order of memory. With `updates_before` 0 the contents of
-        `state` are ignored and filled. `decay=False` means no weight decay.
+        `state` are ignored and filled. `decay=False` means no weight decay. `look` is shown the
+        gradient before, whole; it may raise.
         """
         self._begin(lr=lr, decay=decay)
         views = self._state_views(parameter, state)
+        if look is not None:
+            look(gradient)
         small = parameter.numel() <= block_elements(parameter.device)
         # A first step allocates all of the state, and an unfused one temporaries of its size:
         # in blocks both are bounded.
@@ -170,13 +177,15 @@ class UpdateRule:
         lr: float,
         decay: bool,
         coefficient: Tensor | None = None,
+        look: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
 
         `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
         elements in the same order of memory. `gradient` may be bfloat16 as well; the optimizer is
         given it in float32, times `coefficient`, [], if there is one, for which a float32 gradient
-        changes. The rest as for `update`.
+        changes. `look` is shown it in float32 as well, in blocks where it is used in blocks: each
+        right before, when it is in the processor's cache anyway. The rest as for `update`.
         """
         self._begin(lr=lr, decay=decay)
         views = self._state_views(hi, state)
@@ -185,18 +194,22 @@ class UpdateRule:
             check_layout(master, gradient)
             join(hi, lo, master)
             gradient = gradient.float()
+            if look is not None:
+                look(gradient)
             if coefficient is not None:
                 gradient.mul_(coefficient)
             self._step(master, gradient, views, updates_before)
             split(master, hi, lo, consume=True)
             return
         hi_flat, lo_flat = storage_order(hi), storage_order(lo)
-        scratch, widened = self._scratch_blocks(hi.device)
+        scratch = self._scratch_blocks(hi.device)
         for block, block_gradient, block_state in self._blocks(hi, gradient, views):
-            master = scratch[: block_gradient.numel()]
-            join(hi_flat[block], lo_flat[block], master)
+            master, wide = scratch[:, : block_gradient.numel()]
+            join(hi_flat[block], lo_flat[block], master, scratch=wide)
             if block_gradient.dtype != torch.float32:
-                block_gradient = widened[: block_gradient.numel()].copy_(block_gradient)
+                block_gradient = wide.copy_(block_gradient)
+            if look is not None:
+                look(block_gradient)
             if coefficient is not None:
                 block_gradient.mul_(coefficient)
             self._step(master, block_gradient, block_state, updates_before)
@@ -225,7 +238,8 @@ class UpdateRule:
                 )
             optimizer.state[subject] = given
         try:
-            optimizer.step()
+            with torch.no_grad():
+                self._optimizer_step(optimizer)
             after = optimizer.state[subject]
             for name, view in state.items():
                 # Made by torch in the first step; or replaced instead of updated in place.
@@ -275,14 +289,13 @@ class UpdateRule:
             blocks.append((block, flat_gradient[block], of_block))
         return blocks
 
-    def _scratch_blocks(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the float32 blocks for masters and for gradients, made once per device."""
+    def _scratch_blocks(self, device: torch.device) -> Tensor:
+        """Return the float32 blocks for masters and for gradients, [2, n], made once per device."""
         if device not in self._scratch:
             self._scratch[device] = torch.empty(
                 2, block_elements(device), dtype=torch.float32, device=device
             )
-        master, gradient = self._scratch[device]
-        return master, gradient
+        return self._scratch[device]
 
 
 def add_widened(total: Tensor, gradient: Tensor) -> None:

@@ -131,11 +131,12 @@ class DirectIO:
     def _read(
         self, path: Path, buffer: memoryview, offset: int, checksum: int | None, where: Where
     ) -> None:
-        of = asdict(where)
         try:
             done = self._transfer(path, os.O_RDONLY, buffer, offset, os.preadv, flush=False)
         except FileNotFoundError as error:
-            raise DamagedStoreError("a file of the store is missing", path=path, **of) from error
+            raise DamagedStoreError(
+                "a file of the store is missing", path=path, **asdict(where)
+            ) from error
         except OSError as error:
             raise run_error(error, path, "read") from error
         if done < len(buffer):
@@ -143,7 +144,7 @@ class DirectIO:
                 f"a file of the store is too short: {len(buffer)} bytes expected at {offset}, "
                 f"{done} found",
                 path=path,
-                **of,
+                **asdict(where),
             )
         if checksum is not None:
             found = xxhash.xxh3_64_intdigest(buffer)
@@ -151,7 +152,7 @@ class DirectIO:
                 raise DamagedStoreError(
                     f"a checksum is wrong: {checksum:016x} expected, {found:016x} found",
                     path=path,
-                    **of,
+                    **asdict(where),
                 )
         with self._lock:
             self._read_bytes += done

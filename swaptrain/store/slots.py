@@ -216,9 +216,12 @@ class Slots:
     def _live_ids(self, *trees: str | None) -> set[str]:
         """Return the slots that have a live name in these trees, or in any."""
         every: tuple[str | None, ...] = TREES if self._trees else (None,)
-        return {
-            Path(os.readlink(link)).name
-            for tree in trees or every
-            for link in segments_directory(self.run_dir, tree).iterdir()
-            if link.is_symlink() and link.suffix != ".next"
-        }
+        ids: set[str] = set()
+        for tree in trees or every:
+            with os.scandir(segments_directory(self.run_dir, tree)) as entries:
+                ids.update(
+                    os.readlink(entry.path).rpartition("/")[2]
+                    for entry in entries
+                    if entry.is_symlink() and not entry.name.endswith(".next")
+                )
+        return ids

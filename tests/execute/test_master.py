@@ -60,9 +60,10 @@ def test_every_upper_half_comes_back_and_is_the_formula() -> None:
         expected = ((bits.astype(np.uint64) + 0x8000) & 0xFFFFFFFF) >> 16
         assert np.array_equal(hi.view(torch.int16).numpy().view(np.uint16), expected)
         assert np.array_equal(lo.numpy().view(np.uint16), bits & 0xFFFF)
-        joined = torch.empty_like(master)
-        join(hi, lo, joined)
-        assert same_bits(joined, master)
+        for scratch in (None, torch.full_like(master, 3.0)):
+            joined = torch.empty_like(master)
+            join(hi, lo, joined, scratch=scratch)
+            assert same_bits(joined, master)
 
 
 def test_hi_is_the_nearest_bfloat16_but_on_ties() -> None:

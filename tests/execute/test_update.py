@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, NotFiniteError
 from swaptrain.execute import update as update_module
+from swaptrain.execute.clipping import FiniteNorm
 from swaptrain.execute.master import join, split, storage_order
 from swaptrain.execute.optimizers import ELEMENTWISE, optimizer_arguments, optimizer_class
 from swaptrain.execute.update import UpdateRule, clip_coefficient, gradient_norm, total_norm
@@ -147,6 +148,39 @@ def test_any_shape_updates_like_plain_torch(name: str, shape: tuple[int, ...]) -
     assert torch.equal(joined, parameter)
     assert same_state(plain, parameter, state)
     assert all(plain.state[parameter][key].shape == view.shape for key, view in state.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_the_gradient_is_looked_at_whole_and_before_it_is_clipped(
+    is_split: bool, name: str, dtype: torch.dtype
+) -> None:
+    """In float32, all of it once, in one piece or in blocks; an error ends the update."""
+    parameter = torch.randn(3, BLOCK_ELEMENTS)
+    gradient = torch.randn(3, BLOCK_ELEMENTS).to(dtype if is_split else torch.float32)
+    lo = torch.zeros(parameter.shape, dtype=torch.int16)
+    seen: list[Tensor] = []
+
+    def update(look: Callable[[Tensor], None]) -> None:
+        rule = make_rule(name, {})
+        state = {key: torch.zeros(of) for key, of in rule.state_tensors(parameter.shape).items()}
+        given: dict[str, Any] = {"updates_before": 0, "lr": LR, "decay": True, "look": look}
+        if is_split:
+            half = torch.tensor(0.5)
+            hi = parameter.bfloat16()
+            rule.update_split(hi, lo, gradient.clone(), state, coefficient=half, **given)
+        else:
+            rule.update(parameter.clone(), gradient.clone(), state, **given)
+
+    update(lambda piece: seen.append(piece.clone().flatten()))
+    assert torch.equal(torch.cat(seen), gradient.float().flatten())
+    norm = FiniteNorm("weight", segment=1, step=1)
+    update(norm.add)
+    assert norm.value == pytest.approx(float(gradient.double().norm()), rel=1e-5)
+    gradient[2, 7] = torch.inf
+    with pytest.raises(NotFiniteError, match=r"step 1: the gradient of weight \(segment 1\)"):
+        update(norm.add)
 
 
 def test_no_decay_is_a_weight_decay_of_zero() -> None:
