@@ -35,7 +35,10 @@ class ReferenceResult:
     losses: list[float]
     """Per step the mean of the micro-batches' losses, in float64."""
     grad_norms: list[float]
-    """Per step the global 2-norm of the gradients before clipping."""
+    """Per step the global 2-norm of the gradients before clipping.
+
+    What a bfloat16 run without clipping says differs from it in the last digits: it forms the norm
+    of blocks."""
     parameters: dict[str, Tensor]
     """The final weights by name, tied ones once: in bfloat16 runs the float32 masters."""
     buffers: dict[str, Tensor]

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.config import Config
 from swaptrain.errors import BudgetError
-from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
+from tests.support.runs import (
+    assert_same_bits,
+    config_of,
+    losses,
+    norms,
+    reference,
+    trained,
+    weights,
+)
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -69,6 +77,7 @@ def test_a_run_equals_the_reference_loop(
     found_losses, found = outcome(config)
     plain = reference(config)
     assert found_losses == plain.losses
+    assert norms(config.run.dir) == pytest.approx(plain.grad_norms, rel=1e-5)
     expected = {**plain.buffers, **plain.parameters}
     assert_same_bits(found, {n: t for n, t in expected.items() if n in found})
     assert set(plain.parameters) <= set(found)

@@ -10,7 +10,15 @@ import pytest
 
 from swaptrain.execute import choose
 from swaptrain.execute.planning import Plan, Planner
-from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
+from tests.support.runs import (
+    assert_same_bits,
+    config_of,
+    losses,
+    norms,
+    reference,
+    trained,
+    weights,
+)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3,
@@ -68,6 +76,7 @@ def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_pat
     run_dir = trained(config)
     plain = reference(config)
     assert losses(run_dir) == plain.losses
+    assert norms(run_dir) == plain.grad_norms
     stored = weights(run_dir)
     assert_same_bits(
         stored, {n: t for n, t in {**plain.buffers, **plain.parameters}.items() if n in stored}

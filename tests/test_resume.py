@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from swaptrain.config import Config
 from swaptrain.errors import BudgetError, ConfigError, RunError, StoppedBySignal
+from swaptrain.execute import update
 from swaptrain.execute.training import Training
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.commit import Committer
@@ -306,6 +307,65 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
     }
     with pytest.raises(RunError, match=r"step 1: the gradient of middle\.weight \(segment \d+\)"):
         trained(config_of(tmp_path / "run", tree))
+
+
+class Vanishing:
+    """Vectors whose last number is 1, but for number 8, in the second step, where it is 0."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x = torch.full((16,), 0.1 * index)
+        x[-1] = float(index != 8)
+        return {"x": x}
+
+
+def vanishing() -> Vanishing:
+    return Vanishing()
+
+
+class NoDerivativeAtZero(nn.Module):
+    """Where the vector ends with 0, the gradients of the second half of `middle.weight` are NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.middle = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        above, below = self.middle.weight.view(-1).chunk(2)
+        root = (x[..., -1].amin() * below.square().sum()).sqrt()
+        loss: Tensor = self.first(x).square().mean() + above.square().mean() + root
+        return loss
+
+
+def no_derivative_at_zero() -> nn.Module:
+    return NoDerivativeAtZero()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("every", "version"), [(1, "1"), (3, "0")])
+def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
+    every: int, version: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was updated before it, and the blocks before the NaN, are not committed: twice."""
+    monkeypatch.setattr(update, "CPU_BLOCK_ELEMENTS", 64)
+    tree = {
+        "model": {"python": "tests.test_resume:no_derivative_at_zero", "dtype": dtype},
+        "data": {"python": "tests.test_resume:vanishing", "shuffle": False},
+        "memory": {"segment": "1MiB"},
+        "store": {"commit_every": every},
+        "train": {"steps": 4},
+    }
+    one_step = config_of(tmp_path / "one", changed(tree, train={"steps": 1}))
+    trained(one_step)
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"step 2: the gradient of middle\.weight \(segment 1\)"):
+            trained(config_of(tmp_path / "run", tree))
+        state = final_state(tmp_path / "run")
+        assert {v for k, v in state.items() if "/" not in k} == {version}
+        assert (state == final_state(tmp_path / "one")) == (every == 1)
 
 
 def test_export_refuses_a_run_whose_update_is_pending(

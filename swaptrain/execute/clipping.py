@@ -22,24 +22,23 @@ class FiniteNorm:
     def __init__(self, name: str, *, segment: int, step: int) -> None:
         """Take whose gradient it is, for the message where one is not finite."""
         self._described = f"step {step}: the gradient of {name} (segment {segment})"
-        self._norms: list[float] = []
+        self._squares = 0.0
 
     def add(self, piece: Tensor) -> None:
         """Take the norm of a piece; raises NotFiniteError where an element is not finite."""
         norm = float(gradient_norm(piece))
-        # The sum of finite squares may be infinite.
-        if not math.isfinite(norm) and not bool(torch.isfinite(piece).all()):
+        # The sum of finite squares may be infinite. The largest element takes no temporary to find.
+        if not math.isfinite(norm) and not math.isfinite(torch.linalg.vector_norm(piece, math.inf)):
             raise NotFiniteError(
-                f"{self._described} is not finite; nothing of this update was kept, the last "
-                "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data "
-                "of this step"
+                f"{self._described} is not finite; its segment stays as it was committed last. "
+                "Lower optimizer.lr, set optimizer.clip_norm, or look at the data of this step"
             )
-        self._norms.append(norm)
+        self._squares += norm * norm
 
     @property
     def value(self) -> float:
         """The norm of all pieces."""
-        return math.hypot(*self._norms)
+        return math.sqrt(self._squares)
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:

@@ -41,8 +41,9 @@ def join(hi: Tensor, lo: Tensor, out: Tensor, *, scratch: Tensor | None = None) 
     """Write the float32 master of `hi` (bfloat16) and `lo` (int16 or uint16) into `out`.
 
     All three are dense with equally many elements, in the same order of memory. Exact for every
-    bit pattern that `split` wrote: `bits = (hi << 16) + signed(lo)`, modulo 2^32. `scratch`,
-    float32 with as many elements, spares the allocation of a temporary of that size.
+    bit pattern that `split` wrote: `bits = (hi << 16) + signed(lo)`, modulo 2^32 (a NaN's other
+    bits depend on how the device widens it: a CPU shifts it). `scratch`, float32 with as many
+    elements, spares the allocation of a temporary of that size.
     """
     hi_flat = storage_order(hi)
     # A bfloat16 is the upper half of a float32: to widen it is to shift its bits, in one pass.

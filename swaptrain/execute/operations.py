@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -163,8 +163,8 @@ class Operations:
             sums[name].zero_()
         for key in () if sums_stay else instruction.touches:
             if key.kind is Kind.ACCUMULATOR:
-                for host, tensor in self._pairs(key, slabs):
-                    self.device.put(host, tensor)
+                for name, host in self._views(key, slabs).items():
+                    self.device.put(host, sums[name])
         if instruction.operation is Operation.TURN:
             self._put_buffers(instruction, slabs, operands)
         for key in instruction.writes:
@@ -211,9 +211,7 @@ class Operations:
         hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
         arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
         sums = self._accumulators(instruction, slabs, read=True)
-        norms = {
-            name: FiniteNorm(name, segment=k, step=step) for name in sums if coefficient is None
-        }
+        norms: dict[str, float] = {}
         for name in self._model.segment(k).owns:
             parameter = self._model.parameters[name]
             if not parameter.trainable:
@@ -224,24 +222,29 @@ class Operations:
                 for array in self.rule.state_tensors(parameter.tensor.shape)
             }
             gradient = sums[name]
-            look = norms[name].add if name in norms else None
+            norm = FiniteNorm(name, segment=k, step=step)
+            look = norm.add if coefficient is None else None
             if parameter.split:
                 self.rule.update_split(
                     weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
                     updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
                 )  # fmt: skip
-                continue
-            if coefficient is not None:
-                gradient.mul_(coefficient)
-            self.rule.update(
-                weights, gradient, state,
-                updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
-            )  # fmt: skip
+            else:
+                if coefficient is not None:
+                    gradient.mul_(coefficient)
+                self.rule.update(
+                    weights, gradient, state,
+                    updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
+                )  # fmt: skip
+            if coefficient is None:
+                norms[name] = norm.value
         for array, tensors in arrays.items():
-            for name, tensor in tensors.items() if not array.startswith("buffers_") else ():
+            if array.startswith("buffers_"):
+                continue
+            for name, tensor in tensors.items():
                 self.device.put(hosts[array][name], tensor)
         self.device.synchronize()
-        return {name: norm.value for name, norm in norms.items()}
+        return norms
 
     def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
         segment = self._model.segment(instruction.segment)
@@ -311,10 +314,6 @@ class Operations:
         self, key: ObjectKey, hosts: Mapping[str, Tensor], *, read: bool = True
     ) -> dict[str, Tensor]:
         return {n: self.device.fetch(key, n, host, read=read) for n, host in hosts.items()}
-
-    def _pairs(self, key: ObjectKey, slabs: Slabs) -> Iterator[tuple[Tensor, Tensor]]:
-        for name, host in self._views(key, slabs).items():
-            yield host, self.device.fetch(key, name, host)
 
     def _fetch(self, key: ObjectKey, slabs: Slabs) -> Tensor:
         return self.device.fetch(key, "", self._host_view(key, slabs))

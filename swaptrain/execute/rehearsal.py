@@ -186,6 +186,7 @@ class Rehearsal:
         waits for it, or, where the store is committed as a whole, the end of the program.
         """
         begun, before = self._clock.now, dict(self._disk.moved)
+        self._visit = 0  # the first segment's, which was the last one of the step before, is new
         committed_bytes = 0
         made = {key for instruction in program for key in instruction.writes}
         needed = {key for instruction in program for key in instruction.needs}

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swaptrain.errors import ConfigError
-from swaptrain.execute.clipping import clip_coefficient, gradient_norm, mean_loss, total_norm
 from swaptrain.execute.master import join, split, storage_order
 from swaptrain.execute.optimizers import (
     ELEMENTWISE,
@@ -22,14 +21,7 @@ from swaptrain.execute.optimizers import (
     takes_argument,
 )
 
-__all__ = [
-    "UpdateRule",
-    "add_widened",
-    "clip_coefficient",
-    "gradient_norm",
-    "mean_loss",
-    "total_norm",
-]
+__all__ = ["UpdateRule", "add_widened"]
 
 # Elements of a block: 2 MiB of float32 stays in a CPU's cache; a GPU wants fewer launches. Blocks
 # of a fused step give the bits of the whole only if they start at multiples of 16 elements.
@@ -92,7 +84,8 @@ class UpdateRule:
         self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
         self._decays = takes_argument(cls, "weight_decay")
         self._optimizer = optimizer
-        # Called for each block: torch's wrappers, for hooks and its profiler, take as long again.
+        # Called for each block, under no_grad: torch's own wrappers do that too, but take as long
+        # again for hooks, of which there are none here, and for labels in its profiler.
         self._optimizer_step: Callable[[Optimizer], object] = inspect.unwrap(cls.step)
         self._group = optimizer.param_groups[0]
         self._group["params"] = []

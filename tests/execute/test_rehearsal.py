@@ -52,6 +52,29 @@ def test_the_slower_of_disk_and_processor_decides() -> None:
     assert 30 < rehearsed(program, 4, 3.0, sigma=0.5) <= 30 + 0.5 * 10
 
 
+def test_the_next_forward_waits_for_the_last_commit() -> None:
+    """As in a run: the first segment's commit has the time of its forward in the step after."""
+    weights = ObjectKey(Kind.STATE, "weights", 1)
+    program = (
+        Instruction(Operation.FORWARD, 1, 0, reads=(weights,)),
+        Instruction(Operation.UPDATE, 1, changes=(weights,)),
+        Instruction(Operation.FORWARD, 2, 0),
+    )
+    page_s = Disk(PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)
+    half = Rehearsal(lambda _: PAGE_BYTES, 40 * PAGE_BYTES, seconds=lambda _: 0.25, disk=page_s)
+
+    def durable(instruction: Instruction) -> list[ObjectKey]:
+        return [weights] if instruction.operation is Operation.UPDATE else []
+
+    # The forward of the second segment waits for the commit of the first: 0.25 and 0.25, then 1.
+    assert half.run(program, program[:2], durable).seconds == pytest.approx(1 + 1.5)
+    # Here nothing comes between commit and forward, which has 0.25 of its second.
+    ends_with_commit = program[:2]
+    first = half.run(ends_with_commit, ends_with_commit, durable).seconds
+    assert first == pytest.approx(0.5)
+    assert half.run(ends_with_commit, ends_with_commit, durable).seconds == pytest.approx(1.25)
+
+
 @given(
     segments=st.integers(3, 8),
     room=st.floats(1.2, 6),

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from swaptrain.errors import ConfigError, NotFiniteError
 from swaptrain.execute import update as update_module
-from swaptrain.execute.clipping import FiniteNorm
+from swaptrain.execute.clipping import FiniteNorm, clip_coefficient, gradient_norm, total_norm
 from swaptrain.execute.master import join, split, storage_order
 from swaptrain.execute.optimizers import ELEMENTWISE, optimizer_arguments, optimizer_class
-from swaptrain.execute.update import UpdateRule, clip_coefficient, gradient_norm, total_norm
+from swaptrain.execute.update import UpdateRule
 
 CASES: list[tuple[str, dict[str, object]]] = [
     ("Adadelta", {}),
@@ -150,15 +150,16 @@ def test_any_shape_updates_like_plain_torch(name: str, shape: tuple[int, ...]) -
     assert all(plain.state[parameter][key].shape == view.shape for key, view in state.items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor"])
-@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize(
+    ("is_split", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)]
+)
 def test_the_gradient_is_looked_at_whole_and_before_it_is_clipped(
     is_split: bool, name: str, dtype: torch.dtype
 ) -> None:
     """In float32, all of it once, in one piece or in blocks; an error ends the update."""
     parameter = torch.randn(3, BLOCK_ELEMENTS)
-    gradient = torch.randn(3, BLOCK_ELEMENTS).to(dtype if is_split else torch.float32)
+    gradient = torch.randn(3, BLOCK_ELEMENTS).to(dtype)
     lo = torch.zeros(parameter.shape, dtype=torch.int16)
     seen: list[Tensor] = []
 
@@ -178,6 +179,9 @@ def test_the_gradient_is_looked_at_whole_and_before_it_is_clipped(
     norm = FiniteNorm("weight", segment=1, step=1)
     update(norm.add)
     assert norm.value == pytest.approx(float(gradient.double().norm()), rel=1e-5)
+    gradient[1, 7] = 1e30  # whose square is infinite in float32
+    update(norm.add)
+    assert norm.value == torch.inf
     gradient[2, 7] = torch.inf
     with pytest.raises(NotFiniteError, match=r"step 1: the gradient of weight \(segment 1\)"):
         update(norm.add)

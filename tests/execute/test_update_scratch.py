@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swaptrain.execute import update as update_module
+from swaptrain.execute.clipping import FiniteNorm
 from swaptrain.execute.update import UpdateRule
 
 RULES: list[tuple[str, dict[str, object]]] = [
@@ -67,11 +68,13 @@ def test_allocations_stay_under_the_bound(
     if rule.elementwise:
         rule.state_tensors((1,))  # found out once per number of dimensions, on tiny tensors
     parameter, gradient = torch.randn(shape), torch.randn(shape)
+    gradient[0, 0] = 1e30  # so that the norm overflows, and what is not finite is looked for
     hi, lo = parameter.bfloat16(), torch.zeros(shape, dtype=torch.int16)
     narrow, half = gradient.bfloat16(), torch.tensor(0.5)
     bound_bytes = rule.scratch_bytes(shape, split=split)
     for updates_before in range(2):
         given: dict[str, Any] = {"updates_before": updates_before, "lr": 1e-3, "decay": True}
+        given["look"] = FiniteNorm("weight", segment=1, step=1).add
         with PeakBytes() as measured:
             if split:
                 rule.update_split(hi, lo, narrow, state, coefficient=half, **given)

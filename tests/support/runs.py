@@ -18,7 +18,16 @@ from swaptrain.execute.train import train
 from swaptrain.reference import ReferenceResult, train_reference
 from swaptrain.store.export import export_weights
 
-__all__ = ["assert_same_bits", "config_of", "losses", "reference", "rows", "trained", "weights"]
+__all__ = [
+    "assert_same_bits",
+    "config_of",
+    "losses",
+    "norms",
+    "reference",
+    "rows",
+    "trained",
+    "weights",
+]
 
 
 def config_of(run_dir: Path, tree: dict[str, Any]) -> Config:
@@ -53,6 +62,11 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 def losses(run_dir: Path) -> list[float]:
     """Return the losses of all steps."""
     return [row["loss"] for row in rows(run_dir)]
+
+
+def norms(run_dir: Path) -> list[float]:
+    """Return the norms of the gradients of all steps."""
+    return [row["grad_norm"] for row in rows(run_dir)]
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:
