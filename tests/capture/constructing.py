@@ -80,6 +80,7 @@ def constructed(
 def tied() -> nn.Module:
     model = nn.Sequential(nn.Embedding(300, 64, padding_idx=3), nn.Linear(64, 300, bias=False))
     model[1].weight = model[0].weight
+    # A factory's own attribute, which torch's types do not know, stays on the fake parameter.
     model[0].weight.no_decay = True  # type: ignore[assignment]
     return model
 
@@ -87,7 +88,7 @@ def tied() -> nn.Module:
 def tied_small() -> nn.Module:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
-    model[0].weight.no_decay = True  # type: ignore[assignment]
+    model[0].weight.no_decay = True  # type: ignore[assignment]  # as above
     return model
 
 

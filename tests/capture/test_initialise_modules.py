@@ -158,7 +158,7 @@ def swallows_the_refusal() -> nn.Module:
     model = linear_pair()
     try:
         model[0].weight.data.numpy()[:5] = 1
-    except Exception:
+    except Exception:  # a factory that hides every error from whoever records it
         nn.init.zeros_(model[0].weight)
     return model
 
