@@ -25,7 +25,7 @@ from swaptrain.execute.machine import Machine, known_machine
 from swaptrain.execute.plan import boundary_bytes, state_bytes
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.price import price
-from swaptrain.program.cost import Disk, least_traffic_bytes
+from swaptrain.program.cost import Disk, IOWork, least_traffic_bytes
 from swaptrain.units import GIB
 
 
@@ -46,7 +46,8 @@ def main() -> int:
     machine = known_machine(config.run.dir, prepared.device.device)
     if options.disk_mb_s is not None:
         speed = options.disk_mb_s * 1e6
-        machine = Machine(Disk(speed, speed, speed), 0.0 if machine is None else machine.sigma, {})
+        work = IOWork(0.0, 0.0) if machine is None else machine.io_work
+        machine = Machine(Disk(speed, speed, speed), 0.0, work, {})
     table = Table("wave", "saving", "computing s", "step s", "read", "written", "over T_min")
     for wave in options.waves or [prepared.plan.builder.wave]:
         plan = replace(prepared.plan, builder=replace(prepared.plan.builder, wave=wave))

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 
 from swaptrain.errors import SwaptrainError
 from swaptrain.execute.processor import this_machine
-from swaptrain.program.cost import Disk
+from swaptrain.program.cost import Disk, IOWork
 from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import existing_parent, free_bytes, user_cache
@@ -41,7 +42,7 @@ _DISK_S = 0.2
 _COMPUTE_S = 0.2
 _ROUNDS = 3
 _SIZE = 512
-_FORMAT = 4
+_FORMAT = 5
 _MOST_BYTES = 2**20
 _MOST_PER_S = 1e18
 
@@ -53,6 +54,8 @@ class Machine:
     disk: Disk
     sigma: float
     """Seconds that computing gets slower by for each second of I/O at full speed beside it."""
+    io_work: IOWork
+    """The same by request and byte, for those that are small or have checksums."""
     flops_per_s: dict[str, float]
     """By dtype: of square matrix products, which a model's layers hardly reach."""
 
@@ -117,7 +120,9 @@ def _better(first: Machine | None, second: Machine) -> Machine:
     speeds = {name: max(speed, before[name]) for name, speed in vars(second.disk).items()}
     flops = {**first.flops_per_s, **second.flops_per_s}
     flops = {dtype: max(speed, first.flops_per_s.get(dtype, 0.0)) for dtype, speed in flops.items()}
-    return Machine(Disk(**speeds), min(first.sigma, second.sigma), flops)
+    work = vars(first.io_work)
+    least = {name: min(cost, work[name]) for name, cost in vars(second.io_work).items()}
+    return Machine(Disk(**speeds), min(first.sigma, second.sigma), IOWork(**least), flops)
 
 
 def _is_busy() -> bool:
@@ -134,6 +139,8 @@ class _Load:
         self._memory = [io_buffer(_PIECE_BYTES) for _ in range(_DEPTH)]
         for memory in self._memory:
             memory[:] = noise * (_PIECE_BYTES // len(noise))
+        self.requests = 0
+        """Made so far."""
 
     def fill(self) -> None:
         """Write the whole file once: blocks that never were written are slower, or not read."""
@@ -159,10 +166,20 @@ class _Load:
             )
             pending.append((memory, request))
             number += 1
+        self.requests += number
         for _, future in pending:
             future.result()
         self._io.flush(self._path).result()
         return number * _PIECE_BYTES / (time.perf_counter() - begun)
+
+    def checksum_s(self) -> float:
+        """Return the seconds that the checksum of a byte takes."""
+        taken = []
+        for memory in self._memory:
+            begun = time.perf_counter()
+            xxhash.xxh3_64_intdigest(memory)
+            taken.append(time.perf_counter() - begun)
+        return statistics.median(taken) / _PIECE_BYTES
 
 
 def _measure(
@@ -184,7 +201,7 @@ def _measure(
             disk = Disk(*map(max, zip(*rounds, strict=True)))
             flops = dict(known.flops_per_s) if known is not None else {}
             flops.update({dtype: _flops_per_s(device, dtype) for dtype in dtypes})
-            return Machine(disk, _sigma(load, device), flops)
+            return Machine(disk, _sigma(load, device), _io_work(load, device), flops)
     finally:
         file.unlink(missing_ok=True)
 
@@ -216,6 +233,22 @@ def _sigma(load: _Load, device: torch.device) -> float:
             busy.result()
         slower.append(1 - beside / alone)
     return min(1.0, max(0.0, statistics.median(slower)))
+
+
+def _io_work(load: _Load, device: torch.device) -> IOWork:
+    """Return the processor's seconds of requests and checksums, as far as computing loses them.
+
+    All of them where PyTorch's threads have every core: each waits for the one that was held up.
+    None where a GPU computes. Steadier than what matrix products lose (`_sigma`), which is a small
+    difference of two speeds.
+    """
+    if device.type == "cuda":
+        return IOWork(0.0, 0.0)
+    made, busy_s = load.requests, time.process_time()
+    load.run(_every_other, _timer(_DISK_S))
+    request_s = (time.process_time() - busy_s) / (load.requests - made)
+    lost = min(1.0, torch.get_num_threads() / len(os.sched_getaffinity(0)))
+    return IOWork(lost * request_s, lost * load.checksum_s())
 
 
 def _flops_per_s(device: torch.device, dtype: str) -> float:
@@ -251,12 +284,15 @@ def _key(path: Path, device: torch.device) -> str:
 
 def _from_json(entry: dict[str, Any]) -> Machine:
     """Return figures that can be reckoned with; raises ValueError or TypeError for others."""
-    found = Machine(Disk(**entry["disk"]), entry["sigma"], dict(entry["flops_per_s"]))
+    work = IOWork(**entry["io_work"])
+    found = Machine(Disk(**entry["disk"]), entry["sigma"], work, dict(entry["flops_per_s"]))
     speeds = [*vars(found.disk).values(), *found.flops_per_s.values()]
     if not all(type(speed) is float and 0 < speed < _MOST_PER_S for speed in speeds):
         raise ValueError("a speed is not a number greater than 0")
     if type(found.sigma) not in {int, float} or not 0 <= found.sigma <= 1:
         raise ValueError("sigma does not lie between 0 and 1")
+    if not all(type(cost) is float and 0 <= cost < 1 for cost in vars(work).values()):
+        raise ValueError("what I/O costs does not lie between 0 and 1 second")
     return found
 
 

@@ -10,9 +10,19 @@ from swaptrain.memory.limits import address_space_bytes, available_bytes, cgroup
 from swaptrain.memory.mapping import touch
 from swaptrain.units import MIB, format_size, roomy_size
 
-__all__ = ["check_memory"]
+__all__ = ["check_memory", "has_memory"]
 
 _SLACK_BYTES = 64 * MIB  # page tables, stacks of threads, the kernel's own: a limit counts them
+
+
+def has_memory(host_bytes: int, plan: Plan) -> bool:
+    """Return whether `check_memory` would neither refuse the budget nor have anything to say."""
+    limit, left_bytes, free_bytes = cgroup_limit(), address_space_bytes(), available_bytes()
+    return (
+        (limit is None or limit.limit_bytes >= plan.base_bytes + host_bytes)
+        and (left_bytes is None or left_bytes >= host_bytes)
+        and (free_bytes is None or free_bytes >= _pool_bytes(plan) + plan.arena_bytes)
+    )
 
 
 def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> None:
@@ -40,7 +50,7 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
             f"this process may map {format_size(max(left_bytes, 0))} more of memory (ulimit -v), "
             f"and memory.host is {format_size(host_bytes)}: raise the limit, or lower memory.host"
         )
-    pool_bytes = min(plan.pool_bytes, _useful_bytes(plan))
+    pool_bytes = _pool_bytes(plan)
     free_bytes = available_bytes()
     if free_bytes is not None and free_bytes < pool_bytes + plan.arena_bytes:
         note(
@@ -58,6 +68,11 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
             f"{format_size(host_bytes)} leaves for slabs ({error.strerror}): lower memory.host, or "
             "end other programs"
         ) from error
+
+
+def _pool_bytes(plan: Plan) -> int:
+    """Return the bytes of slabs that a run will take."""
+    return min(plan.pool_bytes, _useful_bytes(plan))
 
 
 def _useful_bytes(plan: Plan) -> int:

@@ -1,9 +1,9 @@
 """Rehearses steps of a plan: the tier's own decisions, on a clock that nobody waits for.
 
 Processor and disk are each a queue. An instruction takes the seconds that were measured with no
-I/O beside it, and sigma more for each second in which the disk is at work meanwhile; a request
-takes its bytes over the disk's speed, behind those that were made before it. What is read when,
-what gives way to it and what is waited for is what the tier decides, and the order is the
+I/O beside it, and as many more as the requests that the disk serves meanwhile cost the processor; a
+request takes its bytes over the disk's speed, behind those that were made before it. What is read
+when, what gives way to it and what is waited for is what the tier decides, and the order is the
 executor's. So the bytes are those that a run moves, with what is read twice since a commit still
 holds its memory, and the seconds contain what cannot run side by side: a forward that finds all it
 needs in memory leaves the disk idle, whatever its backward will wait for.
@@ -11,6 +11,7 @@ needs in memory leaves the disk idle, whatever its backward will wait for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ from swaptrain.program.cost import Disk
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Rehearsal", "Rehearsed"]
+__all__ = ["Rehearsal", "Rehearsed", "Room"]
+
+Work = Callable[[ObjectKey, bool], float]
+"""The seconds that computing loses while an object is read or written, with or without checksum."""
+
+_SHORTEST_S = 1e-6
+"""What is not worth reckoning with."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,15 @@ class _Appointment(Future[Any]):
         """Nothing fails here."""
 
 
+@dataclass
+class _Served:
+    """When the disk is at work for a request, and what that costs the processor."""
+
+    begin: float
+    end: float
+    work_s: float
+
+
 class _Disk:
     """Serves one request after the other, slower while reads and writes are both under way."""
 
@@ -69,23 +85,40 @@ class _Disk:
         self.free_at = 0.0
         self._last = {"read": 0.0, "write": 0.0}
         self.moved = {"read": 0, "write": 0}
+        self._served: deque[_Served] = deque()
 
-    def read(self, nbytes: int) -> _Appointment:
+    def read(self, nbytes: int, work_s: float) -> _Appointment:
         speed = self._speed.read_bytes_per_s if self._speed else 0.0
-        return self._request("read", "write", nbytes, speed)
+        return self._request("read", "write", nbytes, speed, work_s)
 
-    def write(self, nbytes: int) -> _Appointment:
+    def write(self, nbytes: int, work_s: float) -> _Appointment:
         speed = self._speed.write_bytes_per_s if self._speed else 0.0
-        return self._request("write", "read", nbytes, speed)
+        return self._request("write", "read", nbytes, speed, work_s)
 
-    def _request(self, kind: str, other: str, nbytes: int, alone: float) -> _Appointment:
+    def work_until(self, at: float) -> float:
+        """Return what the requests cost the processor from the last call on until `at`."""
+        work_s = 0.0
+        while self._served and self._served[0].begin < at:
+            first = self._served[0]
+            part = min(1.0, (at - first.begin) / (first.end - first.begin))
+            work_s += part * first.work_s
+            if part == 1:
+                self._served.popleft()
+                continue
+            first.begin, first.work_s = at, (1 - part) * first.work_s
+        return work_s
+
+    def _request(
+        self, kind: str, other: str, nbytes: int, alone: float, work_s: float
+    ) -> _Appointment:
         now = self._clock.now
         self.moved[kind] += nbytes
         if self._speed is None:
             return _Appointment(self._clock, now)
         both = self._last[other] > now
-        self.free_at = max(now, self.free_at)
-        self.free_at += nbytes / (self._speed.mixed_bytes_per_s if both else alone)
+        begin = max(now, self.free_at)
+        self.free_at = begin + nbytes / (self._speed.mixed_bytes_per_s if both else alone)
+        self._served.append(_Served(begin, self.free_at, work_s))
         self._last[kind] = self.free_at
         return _Appointment(self._clock, self.free_at)
 
@@ -101,7 +134,7 @@ class _NoMemory(Slab):
         return self._nbytes
 
 
-class _Room(Pool):
+class Room(Pool):
     """A pool that only counts."""
 
     def __init__(self, budget_bytes: int) -> None:
@@ -125,8 +158,10 @@ class _Room(Pool):
 class _Home:
     """Knows which objects the disk would have."""
 
-    def __init__(self, clock: _Clock, disk: _Disk, size_bytes: Callable[[ObjectKey], int]) -> None:
-        self._clock, self._disk, self._size_bytes = clock, disk, size_bytes
+    def __init__(
+        self, clock: _Clock, disk: _Disk, size_bytes: Callable[[ObjectKey], int], work: Work
+    ) -> None:
+        self._clock, self._disk, self._size_bytes, self._work = clock, disk, size_bytes, work
         self.spilled: set[ObjectKey] = set()
         self.commit: Sequence[Future[Any]] = ()
         """The last one, behind all others."""
@@ -138,13 +173,13 @@ class _Home:
         return key.kind is Kind.STATE or key in self.spilled
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
-        return [self._disk.read(slab.nbytes)]
+        return [self._disk.read(slab.nbytes, self._work(key, False))]
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         self.spilled.add(key)
         if key.kind is Kind.GRADIENT:
             self._clock.wait(self.commit)
-        return [self._disk.write(slab.nbytes)]
+        return [self._disk.write(slab.nbytes, self._work(key, key.kind is not Kind.SAVED))]
 
     def forget(self, key: ObjectKey) -> None:
         self.spilled.discard(key)
@@ -156,19 +191,24 @@ class Rehearsal:
     def __init__(
         self,
         size_bytes: Callable[[ObjectKey], int],
-        pool_bytes: int,
+        pool: Pool,
         *,
         seconds: Callable[[Instruction], float],
         disk: Disk | None,
-        sigma: float = 0.0,
+        work: Work = lambda *_: 0.0,
+        commit_work_s: float = 0.0,
     ) -> None:
-        """Take what an instruction takes with no I/O beside it, and a disk; None takes no time."""
-        self._seconds, self._sigma = seconds, sigma
+        """Take what an instruction takes with no I/O beside it, and a disk; None takes no time.
+
+        `commit_work_s` is what a commit costs the processor beside the `work` of its writes. The
+        pool is a `Room`, which only counts, or one whose slabs are memory.
+        """
+        self._seconds, self._work, self._commit_work_s = seconds, work, commit_work_s
         self._size_bytes = size_bytes = cache(size_bytes)
         self._clock = _Clock()
         self._disk = _Disk(self._clock, disk)
-        self._home = _Home(self._clock, self._disk, size_bytes)
-        self._tier = Tier(_Room(pool_bytes), self._home, self._clock.wait)
+        self._home = _Home(self._clock, self._disk, size_bytes, work)
+        self._tier = Tier(pool, self._home, self._clock.wait)
         self._visit = 0
         self._values: list[Future[Any]] = []
 
@@ -216,11 +256,17 @@ class Rehearsal:
             self._clock.now - begun,
         )
 
+    def close(self) -> None:
+        """Give all slabs back to the pool."""
+        self._tier.close()
+
     def _compute(self, instruction: Instruction) -> None:
-        clock, seconds = self._clock, self._seconds(instruction)
-        busy = max(0.0, self._disk.free_at - clock.now)
-        slowed = min(seconds / (1 - self._sigma) if self._sigma < 1 else busy, busy)
-        clock.now += seconds + self._sigma * slowed
+        clock, disk = self._clock, self._disk
+        disk.work_until(clock.now)  # while this one waited, the processor had nothing else to do
+        seconds = self._seconds(instruction)
+        while seconds > _SHORTEST_S:
+            clock.now += seconds
+            seconds = disk.work_until(clock.now)
 
     def _settle(self) -> None:
         self._clock.wait([*self._home.commit, *self._values])
@@ -233,7 +279,13 @@ class Rehearsal:
             return 0
         resident = set(self._tier.resident())
         held = [key for key in keys if key in resident]  # the rest is on the disk by itself
-        ends = [self._disk.write(self._size_bytes(key)) for key in held]
+        works = [self._work(key, True) for key in held]
+        if held and instruction.operation is not Operation.FORWARD:
+            works[-1] += self._commit_work_s
+        ends = [
+            self._disk.write(self._size_bytes(key), work)
+            for key, work in zip(held, works, strict=True)
+        ]
         self._home.spilled.update(key for key in held if key.kind is not Kind.STATE)
         if instruction.operation is Operation.FORWARD:
             self._values += ends

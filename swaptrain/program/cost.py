@@ -90,6 +90,20 @@ class Disk:
         return total * (near / pure + (1 - near) / self.mixed_bytes_per_s)
 
 
+@dataclass(frozen=True)
+class IOWork:
+    """What I/O takes of the processors that compute, in seconds that computing loses."""
+
+    request_s: float
+    """Of a request, whatever its size: Python, system calls."""
+    checksum_s_per_byte: float
+    """Of a byte whose checksum is made."""
+
+    def seconds(self, requests: int, checksum_bytes: int) -> float:
+        """Return the seconds that computing loses to these requests."""
+        return requests * self.request_s + checksum_bytes * self.checksum_s_per_byte
+
+
 def floor_s(io_s: float, compute_s: float, sigma: float) -> float:
     """Return the least time of a step: max(I/O, compute + sigma * I/O).
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swaptrain.execute.rehearsal import Rehearsal
+from swaptrain.execute.rehearsal import Rehearsal, Room
 from swaptrain.memory.slab import PAGE_BYTES
 from swaptrain.memory.tier import planned_bytes
 from swaptrain.program.cost import Disk, durable_objects
@@ -26,15 +26,15 @@ def sweep(count: int) -> Program:
     return tuple(Instruction(Operation.FORWARD, key.segment, 0, reads=(key,)) for key in keys)
 
 
-def rehearsed(program: Program, pool_pages: int, seconds: float, sigma: float = 0.0) -> float:
+def rehearsed(program: Program, pool_pages: int, seconds: float, work_s: float = 0.0) -> float:
     """Return the seconds of a warm round."""
     page_s = Disk(PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)  # a page takes a second
     rehearsal = Rehearsal(
         lambda _: PAGE_BYTES,
-        pool_pages * PAGE_BYTES,
+        Room(pool_pages * PAGE_BYTES),
         seconds=lambda _: seconds,
         disk=page_s,
-        sigma=sigma,
+        work=lambda *_: work_s,
     )
     for _ in range(3):
         done = rehearsal.run(program, program, lambda _: ())
@@ -48,8 +48,11 @@ def test_the_slower_of_disk_and_processor_decides() -> None:
     assert rehearsed(program, 4, 3.0) == pytest.approx(30)  # the disk is hidden
     slow = rehearsed(program, 4, 0.01)
     assert 6 <= slow <= 10.1  # the disk decides; what is cached is not read
-    # Each second of reading beside it makes computing a half slower.
-    assert 30 < rehearsed(program, 4, 3.0, sigma=0.5) <= 30 + 0.5 * 10
+    # Each page that is read beside it takes half a second from computing.
+    assert 30 + 0.5 * 6 <= rehearsed(program, 4, 3.0, work_s=0.5) <= 30 + 0.5 * 10
+    assert rehearsed(program, 40, 3.0, work_s=0.5) == pytest.approx(30)  # none is read
+    # What waits for the disk computes as fast as before: the processor has the time for both.
+    assert rehearsed(program, 4, 0.01, work_s=0.5) == pytest.approx(slow, abs=0.2)
 
 
 def test_the_next_forward_waits_for_the_last_commit() -> None:
@@ -61,7 +64,9 @@ def test_the_next_forward_waits_for_the_last_commit() -> None:
         Instruction(Operation.FORWARD, 2, 0),
     )
     page_s = Disk(PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)
-    half = Rehearsal(lambda _: PAGE_BYTES, 40 * PAGE_BYTES, seconds=lambda _: 0.25, disk=page_s)
+    half = Rehearsal(
+        lambda _: PAGE_BYTES, Room(40 * PAGE_BYTES), seconds=lambda _: 0.25, disk=page_s
+    )
 
     def durable(instruction: Instruction) -> list[ObjectKey]:
         return [weights] if instruction.operation is Operation.UPDATE else []
@@ -94,7 +99,7 @@ def test_no_read_is_repeated_and_nothing_is_for_free(
     pool = int(most * room)
     durable = durable_objects(program)
     rehearsal = Rehearsal(
-        size, pool, seconds=lambda i: compute_ms / 1e3 if i.segment else 0.0, disk=SPEED
+        size, Room(pool), seconds=lambda i: compute_ms / 1e3 if i.segment else 0.0, disk=SPEED
     )
     done = [rehearsal.run(program, program, durable) for _ in range(4)]
     planned = simulate(program, size, planned_bytes(pool), durable=durable, rounds=4)

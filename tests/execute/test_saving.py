@@ -19,7 +19,7 @@ from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.price import price
 from swaptrain.execute.runner import Runner
 from swaptrain.execute.saving import SavedTensors
-from swaptrain.program.cost import Disk
+from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Kind, Operation
 from tests.support.runs import config_of, losses, reference, trained
 
@@ -149,7 +149,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Plan]:
 
 
 def speeds(bytes_per_s: float) -> Machine:
-    return Machine(Disk(bytes_per_s, bytes_per_s, bytes_per_s), 0.0, {})
+    return Machine(Disk(bytes_per_s, bytes_per_s, bytes_per_s), 0.0, IOWork(0.0, 0.0), {})
 
 
 def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
