@@ -46,7 +46,7 @@ def main() -> int:
     machine = known_machine(config.run.dir, prepared.device.device)
     if options.disk_mb_s is not None:
         speed = options.disk_mb_s * 1e6
-        work = IOWork(0.0, 0.0) if machine is None else machine.io_work
+        work = IOWork() if machine is None else machine.io_work
         machine = Machine(Disk(speed, speed, speed), 0.0, work, {})
     table = Table("wave", "saving", "computing s", "step s", "read", "written", "over T_min")
     for wave in options.waves or [prepared.plan.builder.wave]:

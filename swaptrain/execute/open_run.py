@@ -27,6 +27,7 @@ from swaptrain.execute.prepare import Prepared, update_rule
 from swaptrain.execute.price import price
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
+from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.execute.training import Change, Evaluation, Training
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.values import KeptValues
@@ -112,6 +113,8 @@ class OpenRun:
         else:
             change = Change(before, update_rule(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
+        if machine is not None and self._prepared.device.pinning is None:  # no page moves there
+            plan = with_tier_cost(plan, config)
         plan = self._prepared.plan = self._choose_saves(plan, machine, spare)
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(

@@ -16,7 +16,6 @@ from swaptrain.execute.device import open_device
 from swaptrain.execute.device_budget import check_device_budget
 from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
-from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.execute.update import UpdateRule
 from swaptrain.store.files import disk_errors
 from swaptrain.store.root import RootRecord, refuse_tmpfs
@@ -59,7 +58,7 @@ class Prepared:
             cast_batch(example, config.model.dtype),
             recorded_cuts=root.choices["cuts"] if root is not None else None,
         )
-        self.plan: Plan = with_tier_cost(self.planner.plan(), config)
+        self.plan: Plan = self.planner.plan()
         if config.memory.device is not None:
             made = self.plan
             check_device_budget(

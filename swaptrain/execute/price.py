@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from swaptrain.config import Config
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
-from swaptrain.execute.rehearsal import Rehearsal, Room
-from swaptrain.program.cost import durable_objects
+from swaptrain.execute.rehearsal import Access, Rehearsal, Room
+from swaptrain.program.cost import IOWork, durable_objects
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Price", "durable_keys", "instruction_seconds", "price"]
+__all__ = ["Price", "durable_keys", "price"]
 
 _LONGEST_REHEARSED = 10_000
 """Instructions; each one looks at all that is held, and ahead at all that comes."""
-_COMMIT_REQUESTS = 12
-"""As many requests take a processor as long as a commit's record, its rename, and their flushes:
-1.1 ms against 0.09 ms."""
 _WARMUP = 1
 """Steps before the one that counts: memory holds then what a step leaves in it."""
 
@@ -42,18 +39,19 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     With commit_every > 1 it is the mean of steps that commit and steps that do not.
     """
     program = plan.step()
-    seconds = instruction_seconds(plan)
+    seconds = _seconds(plan)
     compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
     m = config.store.commit_every
+    work = IOWork() if machine is None else machine.io_work
     rehearsal = Rehearsal(
         plan.layouts.size_bytes,
         Room(plan.pool_bytes),
         seconds=lambda instruction: plan.tier_s + seconds(instruction),
         disk=None if machine is None else machine.disk,
-        work=lambda key, checksum: _work_s(plan, machine, key, checksum=checksum),
-        commit_work_s=0.0 if machine is None else machine.io_work.seconds(_COMMIT_REQUESTS, 0),
+        work=_work(plan, config, work),
+        commit_work_s=work.commit_s,
     )
     durable = durable_keys(program, config)
     for _ in range(_WARMUP):
@@ -78,7 +76,7 @@ def durable_keys(program: Program, config: Config) -> Callable[[Instruction], It
     return durable_objects(program, keeps_values=config.store.keeps_values)
 
 
-def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
+def _seconds(plan: Plan) -> Callable[[Instruction], float]:
     """Return what an instruction's computing was measured to take."""
     measured, model = plan.measured.seconds, plan.captured.model
 
@@ -92,12 +90,17 @@ def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
     return seconds
 
 
-def _work_s(plan: Plan, machine: Machine | None, key: ObjectKey, *, checksum: bool) -> float:
-    """Return what computing loses while an object is read or written."""
-    if machine is None:
-        return 0.0
-    array = plan.layouts.array(key)
-    return machine.io_work.seconds(array.chunks, array.nbytes if checksum else 0)
+def _work(plan: Plan, config: Config, work: IOWork) -> Callable[[ObjectKey, Access], float]:
+    """Return what says which seconds computing loses while an object is read or written."""
+    always = config.store.verify == "always"
+
+    def seconds(key: ObjectKey, access: Access) -> float:
+        array = plan.layouts.array(key)
+        # What is read was verified when it was read first; what autograd saved has no checksum.
+        made = access == "commit" or (access == "spill" and key.kind is not Kind.SAVED)
+        return work.seconds(array.chunks, array.nbytes, checksum=made or always)
+
+    return seconds
 
 
 def _updated(instruction: Instruction) -> list[ObjectKey]:

@@ -10,19 +10,9 @@ from swaptrain.memory.limits import address_space_bytes, available_bytes, cgroup
 from swaptrain.memory.mapping import touch
 from swaptrain.units import MIB, format_size, roomy_size
 
-__all__ = ["check_memory", "has_memory"]
+__all__ = ["check_memory", "useful_bytes"]
 
 _SLACK_BYTES = 64 * MIB  # page tables, stacks of threads, the kernel's own: a limit counts them
-
-
-def has_memory(host_bytes: int, plan: Plan) -> bool:
-    """Return whether `check_memory` would neither refuse the budget nor have anything to say."""
-    limit, left_bytes, free_bytes = cgroup_limit(), address_space_bytes(), available_bytes()
-    return (
-        (limit is None or limit.limit_bytes >= plan.base_bytes + host_bytes)
-        and (left_bytes is None or left_bytes >= host_bytes)
-        and (free_bytes is None or free_bytes >= _pool_bytes(plan) + plan.arena_bytes)
-    )
 
 
 def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> None:
@@ -50,7 +40,7 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
             f"this process may map {format_size(max(left_bytes, 0))} more of memory (ulimit -v), "
             f"and memory.host is {format_size(host_bytes)}: raise the limit, or lower memory.host"
         )
-    pool_bytes = _pool_bytes(plan)
+    pool_bytes = min(plan.pool_bytes, useful_bytes(plan))
     free_bytes = available_bytes()
     if free_bytes is not None and free_bytes < pool_bytes + plan.arena_bytes:
         note(
@@ -70,12 +60,7 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
         ) from error
 
 
-def _pool_bytes(plan: Plan) -> int:
-    """Return the bytes of slabs that a run will take."""
-    return min(plan.pool_bytes, _useful_bytes(plan))
-
-
-def _useful_bytes(plan: Plan) -> int:
+def useful_bytes(plan: Plan) -> int:
     """Return the bytes of all objects of a step: a larger pool stays empty."""
     keys = {key for instruction in plan.step() for key in instruction.touches}
     return sum(plan.layouts.size_bytes(key) for key in keys)

@@ -24,10 +24,11 @@ from swaptrain.program.cost import Disk
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Rehearsal", "Rehearsed", "Room"]
+__all__ = ["Access", "Rehearsal", "Rehearsed", "Room"]
 
-Work = Callable[[ObjectKey, bool], float]
-"""The seconds that computing loses while an object is read or written, with or without checksum."""
+Access = Literal["read", "spill", "commit"]
+Work = Callable[[ObjectKey, Access], float]
+"""The seconds that computing loses while an object is read or written."""
 
 _SHORTEST_S = 1e-6
 """What is not worth reckoning with."""
@@ -100,12 +101,12 @@ class _Disk:
         work_s = 0.0
         while self._served and self._served[0].begin < at:
             first = self._served[0]
-            part = min(1.0, (at - first.begin) / (first.end - first.begin))
-            work_s += part * first.work_s
-            if part == 1:
-                self._served.popleft()
+            if first.end <= at:
+                work_s += self._served.popleft().work_s
                 continue
-            first.begin, first.work_s = at, (1 - part) * first.work_s
+            done_s = (at - first.begin) / (first.end - first.begin) * first.work_s
+            first.begin, first.work_s = at, first.work_s - done_s
+            work_s += done_s
         return work_s
 
     def _request(
@@ -173,13 +174,13 @@ class _Home:
         return key.kind is Kind.STATE or key in self.spilled
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
-        return [self._disk.read(slab.nbytes, self._work(key, False))]
+        return [self._disk.read(slab.nbytes, self._work(key, "read"))]
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         self.spilled.add(key)
         if key.kind is Kind.GRADIENT:
             self._clock.wait(self.commit)
-        return [self._disk.write(slab.nbytes, self._work(key, key.kind is not Kind.SAVED))]
+        return [self._disk.write(slab.nbytes, self._work(key, "spill"))]
 
     def forget(self, key: ObjectKey) -> None:
         self.spilled.discard(key)
@@ -210,6 +211,7 @@ class Rehearsal:
         self._home = _Home(self._clock, self._disk, size_bytes, work)
         self._tier = Tier(pool, self._home, self._clock.wait)
         self._visit = 0
+        self._computed_until = 0.0
         self._values: list[Future[Any]] = []
 
     def run(
@@ -262,11 +264,12 @@ class Rehearsal:
 
     def _compute(self, instruction: Instruction) -> None:
         clock, disk = self._clock, self._disk
-        disk.work_until(clock.now)  # while this one waited, the processor had nothing else to do
-        seconds = self._seconds(instruction)
+        waited_s = clock.now - self._computed_until  # the processor had nothing else to do
+        seconds = self._seconds(instruction) + max(0.0, disk.work_until(clock.now) - waited_s)
         while seconds > _SHORTEST_S:
             clock.now += seconds
             seconds = disk.work_until(clock.now)
+        self._computed_until = clock.now
 
     def _settle(self) -> None:
         self._clock.wait([*self._home.commit, *self._values])
@@ -279,7 +282,7 @@ class Rehearsal:
             return 0
         resident = set(self._tier.resident())
         held = [key for key in keys if key in resident]  # the rest is on the disk by itself
-        works = [self._work(key, True) for key in held]
+        works = [self._work(key, "commit") for key in held]
         if held and instruction.operation is not Operation.FORWARD:
             works[-1] += self._commit_work_s
         ends = [

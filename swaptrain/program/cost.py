@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.model import ModelSpec
 
-__all__ = ["Disk", "StateBytes", "break_even_tokens", "durable_objects", "floor_s"]
+__all__ = ["Disk", "IOWork", "StateBytes", "break_even_tokens", "durable_objects", "floor_s"]
 __all__ += ["least_traffic_bytes", "useful_fraction"]
 
 _RECOMPUTED = 4
@@ -92,16 +92,21 @@ class Disk:
 
 @dataclass(frozen=True)
 class IOWork:
-    """What I/O takes of the processors that compute, in seconds that computing loses."""
+    """The seconds of a processor that I/O takes from computing."""
 
-    request_s: float
-    """Of a request, whatever its size: Python, system calls."""
-    checksum_s_per_byte: float
+    request_s: float = 0.0
+    """Of a request of no bytes: Python, system calls."""
+    byte_s: float = 0.0
+    """Of a byte that is moved: pages that are held for it, or copied."""
+    checksum_byte_s: float = 0.0
     """Of a byte whose checksum is made."""
+    commit_s: float = 0.0
+    """Of a commit's record and its switch."""
 
-    def seconds(self, requests: int, checksum_bytes: int) -> float:
-        """Return the seconds that computing loses to these requests."""
-        return requests * self.request_s + checksum_bytes * self.checksum_s_per_byte
+    def seconds(self, requests: int, nbytes: int, *, checksum: bool) -> float:
+        """Return the seconds for an array of `nbytes` that is moved in so many requests."""
+        byte_s = self.byte_s + checksum * self.checksum_byte_s
+        return requests * self.request_s + nbytes * byte_s
 
 
 def floor_s(io_s: float, compute_s: float, sigma: float) -> float:

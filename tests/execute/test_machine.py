@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import swaptrain.execute.machine as measured
 from swaptrain.execute.machine import Machine, cache_path, known_machine, machine
 from swaptrain.execute.processor import NOTE_FILE, note_changes, this_machine
 from swaptrain.program.cost import Disk, IOWork
-from swaptrain.store.direct import DirectIO
 from tests.store.helpers import small_root
 
 CPU = torch.device("cpu")
@@ -54,9 +52,11 @@ def measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]
 
     def measure(*_: Any) -> Machine:
         taken.append(1e9 + len(taken))
-        return Machine(Disk(taken[-1], 1e9, 1e9), 0.5, IOWork(1e-4, 1e-10), {"float32": 1e10})
+        return Machine(
+            Disk(taken[-1], 1e9, 1e9), 0.5, IOWork(1e-4, 1e-11, 1e-10, 1e-3), {"float32": 1e10}
+        )
 
-    monkeypatch.setattr(measured, "_measure", measure)
+    monkeypatch.setattr(measured, "measure", measure)
     return taken
 
 
@@ -99,7 +99,7 @@ def test_a_busy_machine_is_measured_again(
         lambda entry: {**entry, "sigma": "much"},
         lambda entry: {**entry, "sigma": -1.0},
         lambda entry: {**entry, "io_work": {**entry["io_work"], "request_s": -1.0}},
-        lambda entry: {**entry, "io_work": {**entry["io_work"], "checksum_s_per_byte": 2.0}},
+        lambda entry: {**entry, "io_work": {**entry["io_work"], "commit_s": 2.0}},
         lambda entry: {**entry, "io_work": {}},
         lambda entry: {**entry, "disk": {**entry["disk"], "read_bytes_per_s": 0.0}},
         lambda entry: {**entry, "disk": {**entry["disk"], "read_bytes_per_s": 1e300}},
@@ -120,20 +120,3 @@ def test_spoilt_figures_are_measured_again(
     assert ask(tmp_path) != expected and len(measurements) == 2
     cache_path().write_bytes(b"[" * 10**5)
     assert ask(tmp_path) is not None and len(measurements) == 3
-
-
-def test_what_io_takes_of_the_processors(tmp_path: Path) -> None:
-    """A request and a checksum take something of the cores that compute, and nothing of a GPU."""
-    file, threads = tmp_path / "speed", torch.get_num_threads()
-    file.write_bytes(bytes(measured._PIECES * measured._PIECE_BYTES))
-    try:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-        with DirectIO(2) as io:
-            load = measured._Load(io, file)
-            work = measured._io_work(load, CPU)
-            assert measured._io_work(load, torch.device("cuda")) == IOWork(0.0, 0.0)
-    finally:
-        torch.set_num_threads(threads)
-    assert 1e-6 < work.request_s < 0.1
-    assert 1e-12 < work.checksum_s_per_byte < 1e-8
-    assert work.seconds(3, 100) == 3 * work.request_s + 100 * work.checksum_s_per_byte

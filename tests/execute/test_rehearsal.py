@@ -51,8 +51,10 @@ def test_the_slower_of_disk_and_processor_decides() -> None:
     # Each page that is read beside it takes half a second from computing.
     assert 30 + 0.5 * 6 <= rehearsed(program, 4, 3.0, work_s=0.5) <= 30 + 0.5 * 10
     assert rehearsed(program, 40, 3.0, work_s=0.5) == pytest.approx(30)  # none is read
-    # What waits for the disk computes as fast as before: the processor has the time for both.
-    assert rehearsed(program, 4, 0.01, work_s=0.5) == pytest.approx(slow, abs=0.2)
+    # What waits for the disk computes as fast as before: the processor has the time for both,
+    assert rehearsed(program, 4, 0.01, work_s=0.5) == pytest.approx(slow, abs=0.6)
+    # but no more time than the wait has: eight reads or so are 40 seconds of a processor.
+    assert 6 * 5 <= rehearsed(program, 4, 0.01, work_s=5.0) <= 10 * 5 + 1
 
 
 def test_the_next_forward_waits_for_the_last_commit() -> None:
@@ -84,22 +86,34 @@ def test_the_next_forward_waits_for_the_last_commit() -> None:
     segments=st.integers(3, 8),
     room=st.floats(1.2, 6),
     compute_ms=st.sampled_from([0.01, 1.0, 100.0]),
+    work_ms=st.sampled_from([0.0, 0.01, 1.0]),
 )
 @settings(max_examples=60, deadline=None)
 def test_no_read_is_repeated_and_nothing_is_for_free(
-    segments: int, room: float, compute_ms: float
+    segments: int, room: float, compute_ms: float, work_ms: float
 ) -> None:
     """It reads what the plan reads: what was fetched ahead stays until it is used.
 
-    And a step takes as long as its computing and as its bytes, and no longer than both together.
+    And a step takes as long as its computing and as its bytes, and no longer than both together,
+    with what the requests cost the processor.
     """
     program = chain(segments, 1).step()
     size = partial(size_of, chain_size(PARAMETERS, 8192))
     most = max(sum(size(key) for key in set(i.touches)) for i in program)
     pool = int(most * room)
     durable = durable_objects(program)
+    works = []
+
+    def work(*_: object) -> float:
+        works.append(work_ms / 1e3)
+        return works[-1]
+
     rehearsal = Rehearsal(
-        size, Room(pool), seconds=lambda i: compute_ms / 1e3 if i.segment else 0.0, disk=SPEED
+        size,
+        Room(pool),
+        seconds=lambda i: compute_ms / 1e3 if i.segment else 0.0,
+        disk=SPEED,
+        work=work,
     )
     done = [rehearsal.run(program, program, durable) for _ in range(4)]
     planned = simulate(program, size, planned_bytes(pool), durable=durable, rounds=4)
@@ -111,4 +125,7 @@ def test_no_read_is_repeated_and_nothing_is_for_free(
     assert compute_s <= done[-1].seconds + 1e-9
     together = sum(step.seconds for step in done[2:])
     moved = sum(step.traffic.total_bytes for step in done[1:]) / 1e9
-    assert together <= 2 * compute_s + moved + io_s
+    assert together <= 2 * compute_s + moved + io_s + sum(works)
+    # The processor never does more than one thing at a time.
+    left = sum(request.work_s for request in rehearsal._disk._served)
+    assert 4 * compute_s + sum(works) <= sum(step.seconds for step in done) + left + 1e-3

@@ -149,7 +149,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Plan]:
 
 
 def speeds(bytes_per_s: float) -> Machine:
-    return Machine(Disk(bytes_per_s, bytes_per_s, bytes_per_s), 0.0, IOWork(0.0, 0.0), {})
+    return Machine(Disk(bytes_per_s, bytes_per_s, bytes_per_s), 0.0, IOWork(), {})
 
 
 def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,21 +19,26 @@ from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.price import price
 from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.memory.slab import Pool, Slab
-from swaptrain.program.cost import Disk, IOWork
+from swaptrain.program.cost import Disk, IOWork, durable_objects
+from swaptrain.program.instructions import Kind, Operation
 from tests.support.runs import config_of
 
 FAST = Disk(1e15, 1e15, 1e15)
+LONG = 1000.0
+"""Seconds of an instruction: beside them all I/O of a step is done at once, and costs in full."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Plan]:
+    """Return a config, and its plan with slabs for one instruction and a little more."""
     tree = {
         "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 3}},
         "data": {"python": "tests.support.datasets:tokens"},
         "memory": {"segment": "64KiB"},
     }
     config = config_of(tmp_path_factory.mktemp("plan") / "run", tree).resolved()
-    return config, Prepared(config, None, lambda _: None, draw=False).plan
+    plan = Prepared(config, None, lambda _: None, draw=False).plan
+    return config, replace(plan, pool_bytes=plan.peaks.instruction_bytes * 5 // 4)
 
 
 @pytest.fixture
@@ -46,66 +54,97 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
     return found
 
 
-def test_it_is_measured_on_what_a_run_holds_and_given_back(
-    made: tuple[Config, Plan], pools: list[Pool], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Return a clock that goes on by a quarter of a second each time that it is looked at."""
+    clock = count()
+    monkeypatch.setattr(tier_cost, "time", SimpleNamespace(perf_counter=lambda: next(clock) / 4))
+    return clock
+
+
+def test_it_is_the_mean_over_a_step_on_what_a_run_holds(
+    made: tuple[Config, Plan],
+    pools: list[Pool],
+    ticks: Iterator[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No slab, and no page, is left of it."""
+    """A quarter of a second a step by the clock; no slab, and no page, is left of it."""
     config, plan = made
-    take, most = Pool.take, []
+    take, held = Pool.take, []
 
     def noted(pool: Pool, nbytes: int) -> Slab:
         slab = take(pool, nbytes)
-        most.append(pool.held_bytes)
+        held.append(pool.held_bytes)
         return slab
 
     monkeypatch.setattr(Pool, "take", noted)
-    found = with_tier_cost(replace(plan, tier_s=0.0), config)
-    assert 0 < found.tier_s < 0.1
-    assert plan.peaks.instruction_bytes <= max(most) <= plan.pool_bytes
+    assert with_tier_cost(plan, config).tier_s == pytest.approx(0.25 / len(plan.step()))
+    assert next(ticks) == 2 * 4  # four steps: then a second was over
+    assert plan.peaks.instruction_bytes <= max(held) <= plan.pool_bytes
     assert [pool.held_bytes for pool in pools] == [0]
 
 
 def test_a_forecast_contains_it_and_what_requests_cost(made: tuple[Config, Plan]) -> None:
-    """For each instruction, with a disk that takes no time."""
+    """For each instruction; for each chunk, byte, checksum and commit."""
     config, plan = made
-    free, slow = IOWork(0.0, 0.0), IOWork(1e-3, 0.0)
-    seconds = {
-        (tier_s, work): price(
-            replace(plan, tier_s=tier_s), config, Machine(FAST, 0.0, work, {})
-        ).step_s
-        for tier_s in (0.0, 0.5)
-        for work in (free, slow)
-    }
-    without = seconds[0.0, free]
-    assert without is not None
-    assert seconds[0.5, free] == pytest.approx(without + 0.5 * len(plan.step()))
-    assert (seconds[0.5, slow] or 0) > (seconds[0.5, free] or 0)
+    program = plan.step()
+
+    def step_s(tier_s: float, work: IOWork) -> float:
+        found = price(replace(plan, tier_s=tier_s), config, Machine(FAST, 0.0, work, {})).step_s
+        assert found is not None
+        return found
+
+    without = step_s(0.0, IOWork())
+    assert step_s(0.5, IOWork()) == pytest.approx(without + 0.5 * len(program))
+    free = step_s(LONG, IOWork())
+    commits = [i for i in program if i.operation is Operation.UPDATE]
+    assert step_s(LONG, IOWork(commit_s=1.0)) == pytest.approx(free + len(commits))
+    traffic = price(plan, config, Machine(FAST, 0.0, IOWork(), {})).traffic
+    assert traffic is not None
+    by_bytes = step_s(LONG, IOWork(byte_s=1e-3)) - free
+    assert by_bytes == pytest.approx(1e-3 * traffic.total_bytes)
+    durable = durable_objects(program, keeps_values=config.store.keeps_values)
+    kept = [key for i in program for key in durable(i)]
+    committed = sum(plan.layouts.size_bytes(key) for key in kept)
+    sums = step_s(LONG, IOWork(checksum_byte_s=1e-3)) - free
+    assert 1e-3 * committed <= sums * (1 + 1e-9) and sums < by_bytes
+    chunks = step_s(LONG, IOWork(request_s=1.0)) - free
+    assert chunks == pytest.approx(round(chunks))
+    assert chunks > sum(plan.layouts.array(key).chunks for key in kept)
+    assert not any(key.kind is Kind.SAVED for key in kept)
+    always = config.model_copy(
+        update={"store": config.store.model_copy(update={"verify": "always"})}
+    )
+    machine = Machine(FAST, 0.0, IOWork(checksum_byte_s=1e-3), {})
+    verified = price(replace(plan, tier_s=LONG), always, machine).step_s
+    assert verified == pytest.approx(free + by_bytes)  # what is read has one, too
 
 
-def test_it_is_left_out_where_it_would_not_show(
-    made: tuple[Config, Plan], pools: list[Pool]
+@pytest.mark.parametrize("limit", ["_MOST_BYTES", "_MOST_INSTRUCTIONS"])
+def test_it_is_left_out_of_large_plans(
+    made: tuple[Config, Plan], pools: list[Pool], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """Beside instructions of a second."""
     config, plan = made
-    seconds = dict.fromkeys(plan.measured.seconds, 1.0)
-    long = replace(plan, tier_s=0.0, measured=replace(plan.measured, seconds=seconds))
-    assert with_tier_cost(long, config) is long
+    monkeypatch.setattr(tier_cost, limit, 2)
+    assert with_tier_cost(plan, config) is plan
     assert not pools
 
 
-@pytest.mark.parametrize("refused", ["by a limit", "by the kernel"])
-def test_memory_that_is_not_there_is_not_touched(
-    made: tuple[Config, Plan], monkeypatch: pytest.MonkeyPatch, refused: str
+@pytest.mark.parametrize("slabs", [0, 7])
+def test_memory_that_is_refused_is_given_back(
+    made: tuple[Config, Plan], pools: list[Pool], monkeypatch: pytest.MonkeyPatch, slabs: int
 ) -> None:
-    """The run says what is missing, in its own words; a plan is shown all the same."""
+    """At the first slab, or at a later one: the run says what is missing, in its own words."""
     config, plan = made
-    plan = replace(plan, tier_s=0.0)
+    take, taken = Pool.take, []
 
-    def take(*_: Any) -> Any:
-        assert refused == "by the kernel"
-        raise OSError(errno.ENOMEM, "no memory")
+    def refuse(pool: Pool, nbytes: int) -> Any:
+        if len(taken) == slabs:
+            raise OSError(errno.ENOMEM, "no memory")
+        taken.append(nbytes)
+        return take(pool, nbytes)
 
-    monkeypatch.setattr(Pool, "take", take)
-    if refused == "by a limit":
-        monkeypatch.setattr("swaptrain.execute.ram.available_bytes", lambda: plan.arena_bytes)
+    monkeypatch.setattr(Pool, "take", refuse)
     assert with_tier_cost(plan, config) is plan
+    assert len(taken) == slabs
+    assert [pool.held_bytes for pool in pools] == [0]

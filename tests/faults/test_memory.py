@@ -60,19 +60,18 @@ def test_little_free_memory_is_said_and_no_reason_to_end(
 def test_memory_that_ends_in_the_middle_is_one_message_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mapping of the pool fails in the second step; the same command ends with the same bits."""
+    """A slab of the run's pool fails in its second step; the same command gives the same bits."""
     good = trained(config_of(tmp_path / "good", JOB))
     config = config_of(tmp_path / "run", JOB)
-    take, taken = Pool.take, []
 
-    def failing(pool: Pool, nbytes: int) -> Slab:
-        taken.append(nbytes)
-        if len(taken) == 150:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return take(pool, nbytes)
+    class Failing(Pool):
+        def take(self, nbytes: int) -> Slab:
+            if metrics_key(config.run.dir):
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            return super().take(nbytes)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Pool, "take", failing)
+        patched.setattr("swaptrain.execute.open_run.Pool", Failing)
         with pytest.raises(RunError, match=r"no more memory.*memory.host is 96.0 MiB"):
             trained(config)
     trained(config)
