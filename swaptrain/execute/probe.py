@@ -36,8 +36,8 @@ _PIECES = 32
 FILE_BYTES = _PIECES * _PIECE_BYTES
 _DEPTH = 4
 _DISK_S = 0.2
-_WORK_S = 0.1
-_COMMITS = 8
+_REQUESTS = 64
+_COMMITS = 4
 _COMPUTE_S = 0.2
 _ROUNDS = 3
 _SIZE = 512
@@ -71,8 +71,7 @@ class _Load:
 
     def fill(self) -> None:
         """Write the whole file once: blocks that never were written are slower, or not read."""
-        count = iter(range(_PIECES))
-        self.run(lambda _: True, lambda: next(count, None) is None)
+        self.run(lambda _: True, _times(_PIECES))
 
     def run(
         self,
@@ -113,7 +112,7 @@ class _Load:
     def work_s(self, nbytes: int) -> float:
         """Return the seconds of a processor that a request of `nbytes` takes."""
         made, busy_s = self.requests, time.process_time()
-        self.run(_every_other, _timer(_WORK_S), nbytes=nbytes)
+        self.run(_every_other, _times(_REQUESTS), nbytes=nbytes)
         return (time.process_time() - busy_s) / (self.requests - made)
 
     def checksum_s(self) -> float:
@@ -155,6 +154,12 @@ def measure(
 
 def _every_other(number: int) -> bool:
     return bool(number % 2)
+
+
+def _times(count: int) -> Callable[[], bool]:
+    """Return what says, from the second request on, whether so many were made."""
+    left = iter(range(count - 1))
+    return lambda: next(left, None) is None
 
 
 def _timer(duration_s: float) -> Callable[[], bool]:

@@ -20,7 +20,7 @@ def test_all_is_measured_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the real disk, for hundredths of a second; what is known already is kept."""
-    for name in ("_DISK_S", "_WORK_S", "_COMPUTE_S"):
+    for name in ("_DISK_S", "_COMPUTE_S"):
         monkeypatch.setattr(probe, name, 0.01)
     found = probe.measure(tmp_path, CPU, ["float32"], {"bfloat16": 5.0})
     assert not list(tmp_path.iterdir())
@@ -29,6 +29,17 @@ def test_all_is_measured_and_nothing_is_left(
     assert found.flops_per_s["bfloat16"] == 5.0 and found.flops_per_s["float32"] > 0
     assert found.io_work.request_s + found.io_work.byte_s > 0
     assert found.io_work.checksum_byte_s > 0 and found.io_work.commit_s > 0
+
+
+def test_requests_are_counted(tmp_path: Path) -> None:
+    """The file is written once as a whole; what a request takes is measured on 64."""
+    (tmp_path / "file").write_bytes(bytes(probe.FILE_BYTES))
+    with DirectIO(2) as io:
+        load = probe._Load(io, tmp_path / "file")
+        load.fill()
+        assert io.write_bytes == probe.FILE_BYTES
+        assert load.work_s(4096) > 0
+        assert (io.read_bytes, io.write_bytes) == (32 * 4096, probe.FILE_BYTES + 32 * 4096)
 
 
 def test_a_request_is_made_however_late_it_is(tmp_path: Path) -> None:
