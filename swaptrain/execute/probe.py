@@ -25,8 +25,8 @@ import xxhash
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.store.buffers import io_buffer
 from swaptrain.store.direct import DirectIO
-from swaptrain.store.files import replace_link
-from swaptrain.store.record import record_size, write_record
+from swaptrain.store.files import write_aside
+from swaptrain.store.record import encode_record, record_size
 
 __all__ = ["FILE_BYTES", "Machine", "measure"]
 
@@ -209,19 +209,20 @@ def _io_work(load: _Load, path: Path, device: torch.device) -> IOWork:
 
 
 def _commit_s(path: Path) -> float:
-    """Return the seconds of a processor that a commit's record and its switch take."""
-    record, link, content = path / "speed.record", path / "speed.link", {"commit": list(range(100))}
-    size_bytes = record_size(content)
+    """Return the seconds of a processor that a commit's record and its switch take.
+
+    The record is written, and a rename made durable: of a file, since a start after a kill refuses
+    a link in its directory that is not the store's.
+    """
+    record, attributes = path / "speed.record", {"commit": list(range(100))}
+    size_bytes = record_size(attributes)
     try:
-        record.write_bytes(bytes(size_bytes))
         busy_s = time.process_time()
         for _ in range(_COMMITS):
-            write_record(record, content, size_bytes)
-            replace_link(link, record.name)
+            write_aside(record, encode_record(attributes, size_bytes))
         return (time.process_time() - busy_s) / _COMMITS
     finally:
         record.unlink(missing_ok=True)
-        link.unlink(missing_ok=True)
 
 
 def _flops_per_s(device: torch.device, dtype: str) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 
 from swaptrain.execute import probe
 from swaptrain.program.cost import IOWork
+from swaptrain.store.contained import check_contained
 from swaptrain.store.direct import DirectIO
 
 CPU = torch.device("cpu")
@@ -29,6 +33,41 @@ def test_all_is_measured_and_nothing_is_left(
     assert found.flops_per_s["bfloat16"] == 5.0 and found.flops_per_s["float32"] > 0
     assert found.io_work.request_s + found.io_work.byte_s > 0
     assert found.io_work.checksum_byte_s > 0 and found.io_work.commit_s > 0
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4, 5, 6])
+def test_a_start_goes_on_after_a_kill_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Whatever a killed measuring leaves, a start takes the directory, and measures it again."""
+
+    def measured() -> None:
+        if os.fork():
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
+            return
+        left = count(1)
+        for name in ("replace", "unlink"):
+            real = getattr(Path, name)
+
+            def call(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+                if next(left) == last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            setattr(Path, name, call)
+        with suppress(BaseException):
+            probe._commit_s(tmp_path)
+            (tmp_path / "speed.tmp").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+
+    (tmp_path / "speed.tmp").write_bytes(bytes(4096))
+    measured()
+    check_contained(tmp_path)
+    for name in ("_DISK_S", "_COMPUTE_S"):
+        monkeypatch.setattr(probe, name, 0.01)
+    probe.measure(tmp_path, CPU, [], {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_requests_are_counted(tmp_path: Path) -> None:
