@@ -22,7 +22,9 @@ __all__ = ["DirectIO"]
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 8 * 2**20
-"""What the buffered fallback has in the page cache at a time, per thread."""
+"""What a thread reads with one system call, and, where I/O is buffered, has in the page cache. What
+is read ahead would otherwise fill the disk's queue, and a small write that is waited for stand
+behind all of it; larger writes are waited for themselves."""
 
 _SYNC_FILE_RANGE_WAIT_WRITE_WAIT = 7
 
@@ -184,7 +186,7 @@ class DirectIO:
         """Move the buffer to or from a file; return the bytes moved, fewer at the end of it."""
         descriptor, direct = self._open(path, mode)
         try:
-            piece_bytes = len(buffer) if direct else PIECE_BYTES
+            piece_bytes = len(buffer) if direct and mode == os.O_WRONLY else PIECE_BYTES
             done = 0
             while done < len(buffer):
                 piece = buffer[done : done + piece_bytes]

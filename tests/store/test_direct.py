@@ -103,6 +103,36 @@ def test_short_and_missing_files_are_damage(tmp_path: Path) -> None:
     assert not (tmp_path / "1").exists()
 
 
+def test_large_reads_leave_gaps_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read is several requests to the disk, a write one; a file may end between two of them."""
+    size = 2 * PIECE_BYTES + 4096
+    path, target, content = _file(tmp_path / "0", size), aligned(size), _filled(size)
+    asked: list[tuple[str, int]] = []
+
+    def noting(name: str) -> None:
+        plain = getattr(os, name)
+
+        def system_call(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            asked.append((name, len(buffers[0])))
+            moved: int = plain(descriptor, buffers, offset)
+            return moved
+
+        monkeypatch.setattr(os, name, system_call)
+
+    with DirectIO() as io:
+        noting("preadv")
+        noting("pwritev")
+        io.write(path, content, flush=False).result()
+        io.read(path, target).result()
+        if not io.staging_bytes:  # else pieces both ways
+            pieces = [PIECE_BYTES, PIECE_BYTES, 4096]
+            assert asked == [("pwritev", size), *(("preadv", piece) for piece in pieces)]
+        assert target == content
+        _file(path, PIECE_BYTES)
+        with pytest.raises(DamagedStoreError, match="too short"):
+            io.read(path, target).result()
+
+
 def test_disk_full_names_what_is_free() -> None:
     """ENOSPC becomes one message with the path, the bytes needed and the bytes free."""
     with DirectIO() as io, pytest.raises(RunError, match=r"/dev/full.*4\.0 KiB were needed.*free"):
