@@ -22,6 +22,7 @@ _FREE = (
     "run",
     "store.keep",
     "store.paths",
+    "store.repeats",
     "store.verify",
     "store.values",
     "train.steps",

@@ -255,6 +255,10 @@ class StoreConfig(Section):
     values: bool = True
     """Whether each activation is written to disk when it is made, also where memory could hold it
     until it is used (with commit_every 1). false: a killed run repeats the step's forward."""
+    repeats: Literal[1, 2] = 1
+    """Segments whose backward a killed run may have to do again (with commit_every 1). 2: a commit
+    has all micro-batches of the next segment to become durable instead of the first one, which
+    makes steps shorter where the disk takes about as long as the processor."""
 
     @property
     def keeps_values(self) -> bool:

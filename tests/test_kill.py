@@ -38,6 +38,8 @@ MODES: dict[str, dict[str, Any]] = {
         "memory": GPT["memory"],
         "train": {"steps": 6},
     },
+    "two-repeated": {**GPT, "store": {"repeats": 2}},
+    "two-repeated-clipped": {**CNN, **CLIPPED, "store": {"repeats": 2}},
     "waves": {**GPT, "train": {"steps": 4, "wave": 2}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
@@ -61,7 +63,8 @@ def test_a_run_killed_at_random_system_calls_ends_with_the_same_bits(
 ) -> None:
     """Eight kills, torn writes and repeated recoveries among them, change no bit and no line.
 
-    And no process does again more than one segment's forward or backward, of what was completed.
+    And no process does again more than one segment's forward or backward, of what was completed;
+    two segments' backwards with `store.repeats: 2`.
     """
     report = server.ask(
         {"do": "chain", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3, "kills": 8}

@@ -20,6 +20,7 @@ from swaptrain.execute.values import KeptValues
 from swaptrain.memory.tier import Tier
 from swaptrain.program.cost import durable_objects
 from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
+from swaptrain.program.turns import settling
 
 __all__ = ["Executor", "StepState", "global_norm"]
 
@@ -65,18 +66,20 @@ class Executor:
         guard: BudgetGuard,
         *,
         values: KeptValues | None = None,
+        repeats: int = 1,
         begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
         observe: Callable[[int, Instruction], None] = lambda *_: None,
     ) -> None:
         """Take what instructions act on; `values` keeps what forwards make, for a resume.
 
+        A kill repeats the backward of `repeats` segments at most.
         `observe` hears of each instruction behind it, and of the step that it belongs to.
         """
         self._begin, self._observe = begin, observe
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
-        self._values = values
+        self._values, self._repeats = values, repeats
         self._visit = (0, 0)
         """Step and segment of the instruction before."""
 
@@ -97,7 +100,8 @@ class Executor:
         if state.commit:
             keeps = self._values is not None
             durable = durable_objects((*program, *following), keeps_values=keeps)
-        self._tier.follow(program, following, durable)
+        self._tier.follow(program, following, durable, repeats=self._repeats)
+        settles = settling(program, repeats=self._repeats) if state.commit else ()
         for position, instruction in enumerate(program):
             self._begin(instruction)
             slabs = self._tier.acquire(instruction, position)
@@ -108,7 +112,9 @@ class Executor:
             stay = _sums_stay(program[position : position + 2])
             self._execute(instruction, slabs, state, sums_stay=stay)
             self._guard.check()
-            self._settle_visit(instruction, state)
+            if position in settles:
+                self._commits.settle()
+            self._settle_values(instruction, state)
             self._commits.handoff.observe(instruction)
             self._make_durable(instruction, slabs, state)
             self._tier.release(instruction)
@@ -119,18 +125,17 @@ class Executor:
             if not quiet and position < len(program) - 1:
                 self._tick(instruction)
 
-    def _settle_visit(self, instruction: Instruction, state: StepState) -> None:
-        """Before a segment's first instruction counts, let what the one before left be on disk.
+    def _settle_values(self, instruction: Instruction, state: StepState) -> None:
+        """Before a segment's first instruction counts, let what the one before made be written.
 
         So a kill repeats what was done in one segment. What is written has the time of that
         instruction for it; to wait before it would take that away, not to wait would leave two
-        segments and more to do again.
+        segments and more to do again. The same for commits: `settling`.
         """
         visit = (state.step, instruction.segment)
         if not state.commit or not instruction.segment or visit == self._visit:
             return
         self._visit = visit
-        self._commits.settle()
         if self._values is not None:
             self._values.settle()
 

@@ -286,6 +286,7 @@ class OpenRun:
                 commits,
                 guard,
                 values=self._values,
+                repeats=config.store.repeats,
                 begin=self._begin,
                 tick=self._tick,
                 observe=self._observe,

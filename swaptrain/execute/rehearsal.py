@@ -23,6 +23,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.program.cost import Disk
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.residency import Traffic
+from swaptrain.program.turns import settling
 
 __all__ = ["Access", "Rehearsal", "Rehearsed", "Room"]
 
@@ -198,13 +199,16 @@ class Rehearsal:
         disk: Disk | None,
         work: Work = lambda *_: 0.0,
         commit_work_s: float = 0.0,
+        repeats: int = 1,
     ) -> None:
         """Take what an instruction takes with no I/O beside it, and a disk; None takes no time.
 
         `commit_work_s` is what a commit costs the processor beside the `work` of its writes. The
-        pool is a `Room`, which only counts, or one whose slabs are memory.
+        pool is a `Room`, which only counts, or one whose slabs are memory. `repeats` is
+        `store.repeats`.
         """
         self._seconds, self._work, self._commit_work_s = seconds, work, commit_work_s
+        self._repeats = repeats
         self._size_bytes = size_bytes = cache(size_bytes)
         self._clock = _Clock()
         self._disk = _Disk(self._clock, disk)
@@ -224,8 +228,8 @@ class Rehearsal:
     ) -> Rehearsed:
         """Run a program that `following` comes behind.
 
-        `durable` names what an instruction makes durable. The next segment's first instruction
-        waits for it, or, where the store is committed as a whole, the end of the program.
+        `durable` names what an instruction makes durable. An instruction of the next segment waits
+        for it (`settling`), or, where the store is committed as a whole, the end of the program.
         """
         begun, before = self._clock.now, dict(self._disk.moved)
         self._visit = 0  # the first segment's, which was the last one of the step before, is new
@@ -234,15 +238,19 @@ class Rehearsal:
         needed = {key for instruction in program for key in instruction.needs}
         self._home.spilled |= needed - made - set(self._tier.resident())  # of the step before
         if commits == "segments":
-            self._tier.follow(program, following, durable)
+            self._tier.follow(program, following, durable, repeats=self._repeats)
         else:
             self._tier.follow(program, following)
+        settles = settling(program, repeats=self._repeats) if commits == "segments" else ()
         for position, instruction in enumerate(program):
             self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
             self._compute(instruction)
             if commits == "segments" and instruction.segment not in (0, self._visit):
                 self._visit = instruction.segment
+                self._clock.wait(self._values)
+                self._values = []
+            if position in settles:
                 self._settle()
             committed_bytes += self._make_durable(instruction, durable(instruction))
             self._tier.release(instruction)

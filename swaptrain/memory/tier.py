@@ -84,12 +84,14 @@ class Tier:
         program: Program,
         following: Program = (),
         durable: Callable[[Instruction], Iterable[ObjectKey]] = lambda _: (),
+        *,
+        repeats: int = 1,
     ) -> None:
         """Take `program` as what runs from now on, and plan what memory holds when.
 
         `following` is what comes after it; `durable` names what an instruction makes durable, so
-        that it is clean afterwards. A tenth of the budget is left out of the plan: what is fetched
-        ahead lies there.
+        that it is clean afterwards; it is written until a position that settles (`settling`, with
+        `repeats`). A tenth of the budget is left out of the plan: what is fetched ahead lies there.
         """
         self._plan = plan_residency(
             program,
@@ -98,6 +100,7 @@ class Tier:
             planned_bytes(self._pool.budget_bytes),
             durable=durable,
             held=self._plan.held_after,
+            repeats=repeats,
         )
         self._whole_to = 0
         for key, entry in self._entries.items():

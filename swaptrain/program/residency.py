@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
+from swaptrain.program.turns import settling
 
 __all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency"]
 __all__ += ["victim_score"]
@@ -139,7 +140,9 @@ class _Cache:
         size_bytes: Callable[[ObjectKey], int],
         cache_bytes: int,
         held: Mapping[ObjectKey, bool],
+        settles: Container[int],
     ) -> None:
+        self._settles = settles
         self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
         self._held = {key: _Held(size_bytes(key), dirty) for key, dirty in held.items()}
         self._used = sum(entry.size_bytes for entry in self._held.values())
@@ -147,9 +150,8 @@ class _Cache:
         self.used_bytes: list[int] = []
         self.reads: list[set[ObjectKey]] = []
         self.evictions: dict[ObjectKey, list[int]] = {}
-        self._visit = 0
         self._committing: set[ObjectKey] = set()
-        """What the segment before made durable: it is being written until this one has begun."""
+        """What was made durable: it is being written until a position that settles."""
         self._written: dict[ObjectKey, int] = {}
         """The last position at which the write of an object was under way."""
 
@@ -177,8 +179,7 @@ class _Cache:
         self.used_bytes.append(self._used)
         for key in instruction.changes:
             held[key].dirty = True
-        if instruction.segment not in (0, self._visit):
-            self._visit = instruction.segment
+        if position in self._settles:
             self._written.update(dict.fromkeys(self._committing, position))
             self._committing.clear()
         for key in durable:
@@ -218,15 +219,18 @@ def plan_residency(
     *,
     durable: Callable[[Instruction], Iterable[ObjectKey]],
     held: Mapping[ObjectKey, bool],
+    repeats: int = 1,
 ) -> Residency:
     """Decide what a cache of `cache_bytes` holds while `program`, and then `following`, run.
 
     `held` is what it holds before, and whether that is dirty. The decisions are those of a cache
     that makes room at the last moment, which is what makes furthest-next-use good: one that fetches
-    ahead as far as it can evicts, in a sweep that goes round, all that it will need.
+    ahead as far as it can evicts, in a sweep that goes round, all that it will need. A commit is
+    written until `settling`, with `repeats`, says that it is durable.
     """
     next_use = NextUse((*program, *following))
-    cache = _Cache(next_use, size_bytes, cache_bytes, held)
+    settles = settling(next_use.instructions, repeats=repeats)
+    cache = _Cache(next_use, size_bytes, cache_bytes, held, settles)
     after: dict[ObjectKey, bool] = {}
     for position, instruction in enumerate(next_use.instructions):
         cache.run(instruction, position, durable(instruction))

@@ -82,6 +82,27 @@ def test_the_next_forward_waits_for_the_last_commit() -> None:
     assert half.run(ends_with_commit, ends_with_commit, durable).seconds == pytest.approx(1.25)
 
 
+def test_a_commit_may_have_all_of_the_next_segments_backward() -> None:
+    """Where the disk takes as long as the processor a step is shorter then, with the same bytes."""
+    program = chain(8, 4).step()
+    size = partial(size_of, chain_size(PARAMETERS, 8192))
+    durable = durable_objects(program)
+    byte_s = 0.015 * 32 / sum(size(key) for i in program for key in durable(i))
+    disk = Disk(1 / byte_s, 1 / byte_s, 1 / byte_s)
+    took = {}
+    for repeats in (1, 2):
+        rehearsal = Rehearsal(
+            size,
+            Room(1 << 40),
+            seconds=lambda i: 0.01 if i.segment else 0.0,
+            disk=disk,
+            repeats=repeats,
+        )
+        took[repeats] = [rehearsal.run(program, program, durable) for _ in range(3)][-1]
+    assert took[2].traffic == took[1].traffic
+    assert took[2].seconds < 0.95 * took[1].seconds
+
+
 @given(
     segments=st.integers(3, 8),
     room=st.floats(1.2, 6),

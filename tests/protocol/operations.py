@@ -32,8 +32,6 @@ class Step:
     spilled: set[ObjectKey] = field(default_factory=set)
     awaited: set[ObjectKey] = field(default_factory=set)
     tree: str = "a"
-    visit: tuple[int, int] = (0, 0)
-    """Step and segment of the instruction before."""
     rewrite: bool = False
     """Whether updates write to the other tree, which is then switched to."""
 
@@ -46,13 +44,10 @@ class DiskOps:
         self.builder, self.model = scenario.builder, scenario.builder.model
         self.places = Places(scenario, rules)
 
-    def visit(self, now: Step, instruction: Instruction) -> None:
-        """Count an instruction, when what the segment before it left is durable."""
-        visit = (now.version, instruction.segment)
-        if self.scenario.commit_every == 1 and instruction.segment and visit != now.visit:
-            now.visit = visit
-            if Rule.ONE_SEGMENT in self.rules:
-                now.ops.append(("barrier",))
+    def count(self, now: Step, instruction: Instruction, *, settles: bool) -> None:
+        """Count an instruction: one that settles, when what was left before it is durable."""
+        if self.scenario.commit_every == 1 and settles and Rule.ONE_SEGMENT in self.rules:
+            now.ops.append(("barrier",))
         k, m = instruction.segment, instruction.micro_batch
         if instruction.operation is Operation.FORWARD:
             now.ops.append(("done", "forward", k))

@@ -83,6 +83,15 @@ SMALL = [
         _steps(network(4, skip=True, frozen=(3,))),
         steps=1,
     ),
+    Scenario(
+        "fused, two repeated",
+        _steps(network(4, tied=True, buffers=(2,)), micro_batches=2),
+        steps=1,
+        spares=2,
+        repeats=2,
+        spills=True,
+    ),
+    Scenario("deferred, two repeated", _steps(network(3), deferred=True), steps=1, repeats=2),
     Scenario("waves, buffers", _steps(network(2, buffers=(1, 2)), micro_batches=2, wave=1)),
     Scenario(
         "deferred, tied, two disks", _steps(network(3, tied=True), deferred=True), steps=1, disks=2

@@ -4,6 +4,7 @@ the disk operations of the main thread and of the committer's that they lead to.
 from __future__ import annotations
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.turns import settling
 from tests.protocol.contents import Contents, Ledger, Memory
 from tests.protocol.operations import DiskOps, Step, flush, rename, write
 from tests.protocol.rules import Rule
@@ -173,10 +174,11 @@ class Scripts:
 
     def _run(self, now: Step, program: Program, *, deferred: bool) -> None:
         """Execute a program; a deferred update is of the step before."""
-        for instruction in program:
+        settles = settling(program, repeats=self.scenario.repeats)
+        for position, instruction in enumerate(program):
             update_step = now.version - 1 if deferred else now.version
             now.memory.run(instruction, now.version, update_step, clipped=deferred)
-            self.disk.visit(now, instruction)
+            self.disk.count(now, instruction, settles=position in settles)
             self.disk.observe(now, instruction)
             if instruction.operation is Operation.UPDATE:
                 self._update(now, instruction, update_step, deferred=deferred)

@@ -152,11 +152,12 @@ class Runs:
         return repeated(lives(self.log), last_wave=(m - 1) // wave * wave)
 
     def too_much_again(self) -> str | None:
-        """Say where a process did more again than one segment's forward or backward."""
+        """Say where a process did more again than a forward or the backwards that are allowed."""
         if self.config.store.commit_every > 1:
             return None  # it goes back to the last commit of the whole store
         for again in self.done_again():
-            if not again.within_one_segment and not again.restarted_wave:
+            backwards = self.config.store.repeats
+            if not again.within(backwards) and not again.restarted_wave:
                 return f"done again: {again.instructions}"
         return None
 

@@ -50,9 +50,8 @@ class Again:
     restarted_wave: bool
     """Whether the step had several waves and nothing of its last one was committed."""
 
-    @property
-    def within_one_segment(self) -> bool:
-        """Whether all of it is one segment's forward or one segment's backward, of one step.
+    def within(self, backwards: int) -> bool:
+        """Whether all of it is one segment's forward or so many segments' backwards, of one step.
 
         A deferred update is of the step before the forward that it comes with.
         """
@@ -60,7 +59,8 @@ class Again:
         steps = {step for step, op, _, _ in self.instructions if op != "update"}
         directions = {op for _, op, _, _ in self.instructions if op in ("forward", "backward")}
         updates = {step for step, op, _, _ in self.instructions if op == "update"}
-        return max(len(segments), len(steps), len(directions), len(updates)) <= 1
+        most = backwards if directions == {"backward"} else 1
+        return len(segments) <= most and max(len(steps), len(directions), len(updates)) <= 1
 
 
 def repeated(found: list[list[Done]], *, last_wave: int = 0) -> list[Again]:

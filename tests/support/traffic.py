@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
 from swaptrain.program.residency import NextUse, Traffic, _Cache
+from swaptrain.program.turns import settling
 
 __all__ = ["simulate"]
 
@@ -24,7 +25,9 @@ def simulate(
     (written whether or not it stays in memory). Of `rounds` equal steps the last one counts, so
     that the cache is warm.
     """
-    cache = _Cache(NextUse(program * (rounds + 1)), size_bytes, cache_bytes, {})
+    steps = program * (rounds + 1)
+    settles = settling(steps, repeats=1)
+    cache = _Cache(NextUse(steps), size_bytes, cache_bytes, {}, settles)
     before = Traffic(0, 0, 0)
     for round_ in range(rounds):
         before = Traffic(cache.read_bytes, cache.write_bytes, cache.commit_bytes)
