@@ -20,8 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-from peers.job import swaptrain_config, write_job
+from peers.job import write_config
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +35,8 @@ _BYTES_PER_PARAMETER = 12
 
 def measure(shape: str, options: argparse.Namespace, work: Path) -> list[str]:
     """Train one model; return its row of the table."""
-    config = write_config(shape, options, work)
+    steps = options.warmup + options.steps
+    config = write_config(work / shape, shape, micro_batches=options.micro_batches, steps=steps)
     parameters = plan(load_config(config, ["memory.host=1TiB"])).parameters
     host = f"memory.host={parameters * _BYTES_PER_PARAMETER // options.part // 2**20}MiB"
     command = [sys.executable, "-m", "swaptrain", "--config", str(config), host]
@@ -66,17 +66,6 @@ def measure(shape: str, options: argparse.Namespace, work: Path) -> list[str]:
         # None where the disk's speed could not be measured.
         f"{median('roofline_fraction'):.2f}" if rows[0]["roofline_fraction"] is not None else "-",
     ]
-
-
-def write_config(shape: str, options: argparse.Namespace, work: Path) -> Path:
-    """Write the job of a shape and a config that trains it; return the config's path."""
-    job = work / shape
-    write_job(job, shape, sequences=64, weights=False)
-    steps = options.warmup + options.steps
-    tree = swaptrain_config(job, job / "run", micro_batches=options.micro_batches, steps=steps)
-    config = job / "swaptrain.yaml"
-    config.write_text(yaml.safe_dump(tree))
-    return config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,6 +6,7 @@ removed afterwards.
 
     python scripts/slow_disk.py
     python scripts/slow_disk.py --megabytes-per-s 200 50 --micro-batches 1 4
+    python scripts/slow_disk.py --shape 270m --host 2GiB --megabytes-per-s 600 store.repeats=2
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_limits import run_limited, run_throttled
+from peers.job import SHAPES, write_config
 from rich.console import Console
 from rich.table import Table
 
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "io_vs_compute.yaml")
+    parser.add_argument("--shape", choices=SHAPES, help="a Llama of this size instead of a config")
     parser.add_argument("--host", default="256MiB")
     parser.add_argument("--megabytes-per-s", type=int, nargs="+", default=[200])
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 4])
@@ -71,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "roofline", "loss",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        if options.shape is not None:
+            job = Path(folder).resolve() / "job"
+            options.config = write_config(job, options.shape, micro_batches=1, steps=1)
         for micro_batches in options.micro_batches:
             for limit in (None, *options.megabytes_per_s):
                 rows = run_once(options, limit, micro_batches, Path(folder))

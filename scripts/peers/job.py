@@ -92,6 +92,17 @@ def swaptrain_config(job: Path, run_dir: Path, *, micro_batches: int, steps: int
     }
 
 
+def write_config(job: Path, shape: str, *, micro_batches: int, steps: int) -> Path:
+    """Write a job without weights and a config with which swaptrain does it; return its path."""
+    import yaml
+
+    write_job(job, shape, sequences=64, weights=False)
+    config = job / "swaptrain.yaml"
+    tree = swaptrain_config(job, job / "run", micro_batches=micro_batches, steps=steps)
+    config.write_text(yaml.safe_dump(tree))
+    return config
+
+
 @dataclass(frozen=True)
 class Options:
     """What every peer is told."""
