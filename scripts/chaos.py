@@ -46,6 +46,12 @@ MODES: dict[str, dict[str, Any]] = {
     "batch-norm": _CNN,
     "bn-clipped": {**_CNN, **_CLIPPED},
     "bn-waves": {**_CNN, "train": {"wave": 1}},
+    "parts": {
+        **_GPT,
+        "memory": {"host": "256MiB", "segment": "200KiB"},
+        "store": {"chunk": "8KiB"},
+    },
+    "repeats-2": {**_GPT, "store": {"repeats": 2}},
     "paths": {**_GPT, "store": {"paths": ["disk0", "disk1"]}},
 }
 

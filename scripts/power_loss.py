@@ -64,9 +64,12 @@ TEXT: dict[str, Any] = {
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 DISKS = {"paths": ["{folder}/disk1/slots", "{folder}/disk2"]}
 KEEP = {"keep": {"every": 1, "last": 2}}
+PARTS = {"memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**GPT, **CLIPPED},
+    "parts": {**GPT, **PARTS},
+    "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
     "waves": {**CNN, "train": {"steps": 2, "wave": 1}},

@@ -26,7 +26,7 @@ from swaptrain.config_kinds import (
     Text,
 )
 from swaptrain.config_yaml import dump_yaml, plain
-from swaptrain.units import GIB, KIB, MIB, exact_size, format_size
+from swaptrain.units import GIB, KIB, exact_size, format_size
 
 __all__ = ["Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
 __all__ += [
@@ -40,6 +40,8 @@ __all__ += [
 __all__ += ["TrainConfig"]
 
 _PAGE_BYTES = 4096
+_SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
+"""What is written with a unit."""
 
 
 class Section(BaseModel):
@@ -240,8 +242,10 @@ class StoreConfig(Section):
 
     paths: Folders | None = None
     """Directories on one or several disks, which take the slots in turn. null: `run.dir`."""
-    chunk: Size = 64 * MIB
-    """Largest chunk file: a multiple of 4096 bytes from 64KiB to 1GiB."""
+    chunk: Size | None = None
+    """Largest chunk file: a multiple of 4096 bytes from 8KiB to 1GiB. An update goes through what
+    only it reads by chunks, a sixteenth of a segment or more at a time: smaller ones need less
+    memory. null: chosen at creation by the size of the segments, 1MiB to 64MiB, and recorded."""
     commit_every: Positive = 1
     """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
     one segment's backward."""
@@ -267,10 +271,12 @@ class StoreConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> StoreConfig:
-        if not 64 * KIB <= self.chunk <= GIB or self.chunk % _PAGE_BYTES:
+        if self.chunk is None:
+            return self
+        if not 8 * KIB <= self.chunk <= GIB or self.chunk % _PAGE_BYTES:
             raise ValueError(
                 f"chunk is {exact_size(self.chunk)}; it must be a multiple of 4096 bytes from "
-                "64KiB to 1GiB, such as 64MiB"
+                "8KiB to 1GiB, such as 64MiB"
             )
         return self
 
@@ -326,10 +332,9 @@ class Config(Section):
     def to_tree(self) -> dict[str, Any]:
         """Return the config as plain values, as in the YAML file: sizes have their unit again."""
         tree: dict[str, Any] = plain(self.model_dump())
-        for section, key in (("memory", "host"), ("memory", "device"), ("memory", "segment")):
+        for section, key in _SIZES:
             if tree[section][key] is not None:
                 tree[section][key] = exact_size(tree[section][key])
-        tree["store"]["chunk"] = exact_size(tree["store"]["chunk"])
         return tree
 
     def resolved_yaml(self) -> str:

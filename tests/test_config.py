@@ -53,7 +53,7 @@ def test_defaults_and_units(tmp_path: Path) -> None:
     assert config.optimizer.lr == 3e-4
     assert config.optimizer.arguments == {"betas": [0.9, 0.95]}
     assert config.memory.host == 3 * 2**29
-    assert config.store.chunk == 64 * 2**20
+    assert config.store.chunk is None
     assert config.data.text == ("corpus/**/*.txt",)
     assert config.run.dir == Path("runs/x")
     assert config.eval is None
@@ -161,8 +161,8 @@ memory:
         ("memory.host=0GiB", "must be greater than 0"),
         ("memory.host=4G", "say 4GiB"),
         ("store.chunk=1000KB", "must be a multiple of 4096"),
-        ("store.chunk=32KiB", "from 64KiB to 1GiB"),
-        ("store.chunk=2GiB", "from 64KiB to 1GiB"),
+        ("store.chunk=4KiB", "from 8KiB to 1GiB"),
+        ("store.chunk=2GiB", "from 8KiB to 1GiB"),
         ("store.commit_every=0", "must be 1 or more"),
         ("eval={text: [a], every: 0}", "eval.every: is 0"),
         ("eval={every: 5}", "eval: give exactly one of"),
@@ -377,7 +377,7 @@ def test_the_first_steps_stay_the_schedules(tmp_path: Path) -> None:
 def test_resuming_with_other_keys_is_refused_by_name(tmp_path: Path) -> None:
     """A refusal names each key with both values, and the acceptable ones need the option."""
     old = load(tmp_path)
-    with pytest.raises(ConfigError, match=r"train.seed: 0 -> 1\n  store.chunk: 64MiB -> 1MiB"):
+    with pytest.raises(ConfigError, match=r"train.seed: 0 -> 1\n  store.chunk: null -> 1MiB"):
         check_resume(
             old, load(tmp_path, BASE, "train.seed=1", "store.chunk=1MiB"), accept_change=True
         )

@@ -26,6 +26,7 @@ CNN: dict[str, Any] = {
     "train": {"steps": 4},
 }
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
+PARTS = {"memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}}
 TREES = {"store": {"commit_every": 3}, "train": {"steps": 7}}
 EVALUATED = {"eval": {"python": "tests.support.datasets:tokens", "every": 2, "batches": 2}}
 MODES: dict[str, dict[str, Any]] = {
@@ -40,6 +41,9 @@ MODES: dict[str, dict[str, Any]] = {
     },
     "two-repeated": {**GPT, "store": {"repeats": 2}},
     "two-repeated-clipped": {**CNN, **CLIPPED, "store": {"repeats": 2}},
+    "parts": {**GPT, **PARTS},
+    "parts-clipped": {**GPT, **PARTS, **CLIPPED},
+    "parts-trees": {**GPT, **PARTS, **TREES, "store": {**PARTS["store"], **TREES["store"]}},
     "waves": {**GPT, "train": {"steps": 4, "wave": 2}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import subprocess
 import sys
@@ -15,11 +16,14 @@ from swaptrain.cli import main
 from swaptrain.config import Config
 from swaptrain.errors import BudgetError
 from swaptrain.execute import open_run
-from swaptrain.execute.machine import known_machine
+from swaptrain.execute import plan as plan_module
+from swaptrain.execute.machine import Machine, known_machine
 from swaptrain.execute.plan import PlanReport, plan
+from swaptrain.execute.plan_table import show
 from swaptrain.execute.price import Price, price
 from swaptrain.execute.train import train
 from swaptrain.memory.slab import Pool
+from swaptrain.program.cost import Disk, IOWork
 from tests.support.runs import config_of, rows
 
 ROOT = Path(__file__).parent.parent
@@ -157,6 +161,22 @@ def test_the_command_shows_what_a_person_needs(
     for word in ("a step moves", "600 TBW", "read", "written", "bytes a parameter"):
         assert word in shown
     assert not (tmp_path / "run").exists()
+
+
+def test_it_says_what_a_kill_that_repeats_more_would_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a step is shorter with `store.repeats: 2`, and that is not what the config has."""
+    disk = Disk(2e8, 2e8, 2e8)
+    monkeypatch.setattr(plan_module, "known_machine", lambda *_: Machine(disk, 0.0, IOWork(), {}))
+    config = job(tmp_path, "gpt")
+    report = plan(config)
+    assert report.step_s is not None and report.repeats_s is not None
+    for repeats_s, said in ((report.step_s * 0.9, True), (report.step_s * 0.99, False)):
+        show(dataclasses.replace(report, repeats_s=repeats_s), config)
+        assert ("with store.repeats: 2" in capsys.readouterr().out) == said
+    for store in ({"repeats": 2}, {"commit_every": 2}):
+        assert plan(job(tmp_path, "gpt", store=store)).repeats_s is None
 
 
 @pytest.mark.slow

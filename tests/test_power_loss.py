@@ -54,6 +54,7 @@ def test_no_power_failure_loses_a_commit_or_shows_a_mixture() -> None:
     [
         *("fused", "clipped", "batch-norm", "waves", "trees", "trees-clipped", "two-disks"),
         *("frozen", "text", "longer", "fresh", "snapshots", "back", "trees-back"),
+        *("parts", "parts-clipped"),
     ],
 )
 def test_no_mode_has_a_moment_at_which_power_must_not_fail(mode: str) -> None:

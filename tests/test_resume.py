@@ -328,10 +328,10 @@ def vanishing() -> Vanishing:
 class NoDerivativeAtZero(nn.Module):
     """Where the vector ends with 0, the gradients of the second half of `middle.weight` are NaN."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.middle = nn.Linear(16, 16, bias=False)
+        self.first = nn.Linear(16, width)
+        self.middle = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         above, below = self.middle.weight.view(-1).chunk(2)
@@ -340,22 +340,32 @@ class NoDerivativeAtZero(nn.Module):
         return loss
 
 
-def no_derivative_at_zero() -> nn.Module:
-    return NoDerivativeAtZero()
+def no_derivative_at_zero(width: int = 16) -> nn.Module:
+    return NoDerivativeAtZero(width)
 
 
+@pytest.mark.parametrize("width", [16, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("every", "version"), [(1, "1"), (3, "0")])
 def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
-    every: int, version: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int,
+    version: str,
+    dtype: str,
+    width: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was updated before it, and the blocks before the NaN, are not committed: twice."""
+    """What was updated before it is not committed: blocks, or parts that are written; twice."""
     monkeypatch.setattr(update, "CPU_BLOCK_ELEMENTS", 64)
     tree = {
-        "model": {"python": "tests.test_resume:no_derivative_at_zero", "dtype": dtype},
+        "model": {
+            "python": "tests.test_resume:no_derivative_at_zero",
+            "kwargs": {"width": width},
+            "dtype": dtype,
+        },
         "data": {"python": "tests.test_resume:vanishing", "shuffle": False},
         "memory": {"segment": "1MiB"},
-        "store": {"commit_every": every},
+        "store": {"commit_every": every, "chunk": "8KiB"},
         "train": {"steps": 4},
     }
     one_step = config_of(tmp_path / "one", changed(tree, train={"steps": 1}))

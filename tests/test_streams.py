@@ -40,13 +40,18 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "fused": {},
+    "parts": {"store": {"chunk": "8KiB"}, "memory": {"segment": "200KiB"}},
+    "parts-clipped": {
+        "store": {"chunk": "8KiB"}, "memory": {"segment": "200KiB"},
+        "optimizer": {"clip_norm": 0.3},
+    },
     "clipped": {"optimizer": {"clip_norm": 0.3}},
     "waves": {"train": {"wave": 2}},
     "trees": {"store": {"commit_every": 2}},
     "evaluated": {
         "eval": {"python": "tests.support.datasets:text", "every": 1, "batches": 2},
     },
-}
+}  # fmt: skip
 
 
 def _config(run_dir: Path, model: str, settings: str, host_bytes: int = 512 * MIB) -> Config:
@@ -54,7 +59,8 @@ def _config(run_dir: Path, model: str, settings: str, host_bytes: int = 512 * MI
     if "eval" in tree:
         tree["eval"] = {**tree["eval"], "python": MODELS[model]["data"]["python"]}
     tree["train"] = {"steps": 3, "seed": 3, "threads": 1, **tree.get("train", {})}
-    tree["memory"] = {"host": f"{host_bytes >> 10}KiB", "segment": "64KiB"}
+    memory = {"host": f"{host_bytes >> 10}KiB", "segment": "64KiB"}
+    tree["memory"] = {**memory, **tree.get("memory", {})}
     return config_of(run_dir, tree)
 
 
@@ -63,6 +69,7 @@ def _config(run_dir: Path, model: str, settings: str, host_bytes: int = 512 * MI
     [
         *(("llama", settings) for settings in SETTINGS),
         ("bfloat16", "fused"),
+        ("bfloat16", "parts"),
         ("tied", "clipped"),
         ("batch-norm", "waves"),
         ("batch-norm", "evaluated"),

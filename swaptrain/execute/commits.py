@@ -12,9 +12,10 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.operations import Slabs
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from swaptrain.store.commit import Checksums, Committer, Write
+from swaptrain.program.instructions import Instruction, ObjectKey, Operation
+from swaptrain.store.commit import Checksums, Committer, Started, Write
 from swaptrain.store.record import record_size
+from swaptrain.store.slot import Slot
 from swaptrain.store.state_record import blank_checksums, state_record
 
 __all__ = ["Commits", "Ledger", "record_bytes"]
@@ -60,18 +61,32 @@ class Commits:
         self._committer = committer
         self._fingerprint = fingerprint
         self.handoff = Handoff(home, tier)
+        self._slot: Slot
+        """Which the parts of the update that is under way are written to."""
+        self._begun: list[Started] = []
+        """What was begun to be written of that update."""
 
     def commit_segment(
         self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
-        """Commit a segment's state as `version`, and the hand-off with it."""
+        """Commit a segment's state as `version`, and the hand-off with it.
+
+        Behind all parts of an update but the last one, only begin to write what they changed.
+        """
         k = instruction.segment
-        begun = time.perf_counter()
-        slot = self._committer.take(self._layouts.state[k].shape_class)
-        self._tier.counters.wait_s += time.perf_counter() - begun
+        if not instruction.part:
+            begun = time.perf_counter()
+            self._slot = self._committer.take(self._layouts.state[k].shape_class)
+            self._tier.counters.wait_s += time.perf_counter() - begun
+        slot = self._slot
+        if instruction.goes_on:
+            for key, started in self._begin(instruction, slabs, slot):
+                self._home.committing(key, slot, started.futures)
+            return
         handed_on = self.handoff.take()
         make = self._state_record(k, version, ledger)
-        states = [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)]
+        writes = self._writes(instruction, slabs, slot)
+        states, self._begun = [*self._begun, *self._committer.begin(writes)], []
 
         def record(checksums: Checksums) -> dict[str, Any]:
             self._note(states, checksums, handed_on.writes)
@@ -79,7 +94,23 @@ class Commits:
 
         future = self._committer.commit(k, slot, record, states, handed_on.writes)
         self._home.committed(k, slot)
-        self._tier.saving([*_state(instruction), *handed_on.in_memory], future)
+        self._tier.saving([*instruction.new_state, *handed_on.in_memory], future)
+
+    def _begin(
+        self, instruction: Instruction, slabs: Slabs, slot: Slot
+    ) -> list[tuple[ObjectKey, Started]]:
+        """Begin to write what a part of an update changed, for the commit behind the last one."""
+        writes = self._committer.begin(self._writes(instruction, slabs, slot))
+        parts = list(zip(instruction.new_state, writes, strict=True))
+        for key, started in parts:
+            self._tier.saving([key], *started.futures)
+        self._begun += writes
+        return parts
+
+    def _writes(self, instruction: Instruction, slabs: Slabs, slot: Slot) -> list[Write]:
+        return [
+            Write(self._home.in_slot(key, slot), slabs[key].memory) for key in instruction.new_state
+        ]
 
     def write_segment(
         self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
@@ -87,17 +118,21 @@ class Commits:
         """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
         k = instruction.segment
         slot = self._home.scratch[k]
+        for key in instruction.new_state:
+            self._home.wrote(key)
+        if instruction.goes_on:
+            self._begin(instruction, slabs, slot)
+            return
         make = self._state_record(k, version, ledger)
-        states = [Write(slot.array(key.name), slabs[key].memory) for key in _state(instruction)]
+        writes = self._writes(instruction, slabs, slot)
+        states, self._begun = [*self._begun, *self._committer.begin(writes)], []
 
         def record(checksums: Checksums) -> dict[str, Any]:
             self._note(states, checksums)
             return make(checksums, [])
 
         future = self._committer.commit(k, slot, record, states, switch=False)
-        for key in _state(instruction):
-            self._home.wrote(key)
-        self._tier.saving(_state(instruction), future)
+        self._tier.saving(instruction.new_state, future)
 
     def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
         """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
@@ -148,13 +183,15 @@ class Commits:
         self._committer.drain()
 
     def _note(
-        self, states: Iterable[Write], checksums: Checksums, others: Iterable[Write] = ()
+        self, states: Iterable[Started], checksums: Checksums, others: Iterable[Write] = ()
     ) -> None:
         """Let the home know the checksums of what a commit wrote."""
-        for write in states:
-            self._home.note_checksums(write, checksums.arrays[write.array.name])
+        for state in states:
+            files = state.array
+            sums = checksums.arrays[files.name][files.first : files.first + files.chunks]
+            self._home.note_checksums(files.place(state.row), sums)
         for write, sums in zip(others, checksums.handoff, strict=True):
-            self._home.note_checksums(write, sums)
+            self._home.note_checksums(write.array.place(write.row), sums)
 
     def _state_record(
         self, k: int, version: int, ledger: Ledger
@@ -175,11 +212,6 @@ class Commits:
             )
 
         return make
-
-
-def _state(instruction: Instruction) -> list[ObjectKey]:
-    """Return the arrays that an update changes; the gradient is used up."""
-    return [key for key in instruction.changes if key.kind is Kind.STATE]
 
 
 def record_bytes(

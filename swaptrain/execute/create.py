@@ -23,6 +23,7 @@ from swaptrain.execute.planning import Plan
 from swaptrain.execute.processor import this_machine
 from swaptrain.memory.slab import Pool
 from swaptrain.program.instructions import ObjectKey
+from swaptrain.program.state import begins_with_values
 from swaptrain.program.step import StepBuilder
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
@@ -98,6 +99,7 @@ def root_record(config: Config, plan: Plan, *, threads: int, device: torch.devic
         commit_every=config.store.commit_every,
         choices={
             "cuts": plan.cuts,
+            "chunk": plan.layouts.chunk_bytes,
             "threads": threads,
             "dtype": config.model.dtype,
             "torch": torch.__version__,
@@ -193,10 +195,10 @@ class Creation:
         sums: dict[str, list[int]] = {}
         for array in layout.arrays:
             files = slot.array(array.name)
-            if array.name == "remainder" or array.name.startswith(("weights", "frozen", "buffers")):
+            if begins_with_values(array.name):
                 sums[array.name] = self._write_array(files, array, construction)
             else:
-                # Optimizer state begins as zeros, which is what the reserved files read as.
+                # Zeros are what the reserved files read as.
                 zeros = np.zeros(array.chunk_bytes, np.uint8)
                 sums[array.name] = [xxhash.xxh3_64_intdigest(zeros.data)] * array.chunks
         return sums

@@ -122,7 +122,7 @@ class Executor:
             self._tier.write_behind(position)
             update = instruction.operation is Operation.UPDATE
             self._observe(state.update_step if update else state.step, instruction)
-            if not quiet and position < len(program) - 1:
+            if not (quiet or instruction.goes_on or position == len(program) - 1):
                 self._tick(instruction)
 
     def _settle_values(self, instruction: Instruction, state: StepState) -> None:
@@ -164,7 +164,8 @@ class Executor:
                 state.ledger.norms.update(operations.norms(instruction, slabs, state.step))
             case Operation.UPDATE:
                 self._update(instruction, slabs, state)
-                state.updated.add(instruction.segment)
+                if not instruction.goes_on:
+                    state.updated.add(instruction.segment)
         if instruction.operation is Operation.UPDATE:
             state.update_s += time.perf_counter() - begun
         else:

@@ -12,7 +12,7 @@ from swaptrain.execute.spill import SpillFiles
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.rows import row_turn
-from swaptrain.store.array import ArrayFiles
+from swaptrain.store.array import ArrayFiles, Place
 from swaptrain.store.commit import Write
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.slot import Slot
@@ -47,9 +47,11 @@ class StoreHome:
         self._verify = verify
         self.slots: dict[int, Slot] = {}
         """By segment: the slot with the newest version of its state."""
-        self.unverified: dict[tuple[Path, int | None], Sequence[int] | Sequence[Future[int]]] = {}
-        """Checksums that are compared at the next read, by files and row: of what this process has
-        neither written nor read yet, or, to verify always, of all that the disk holds."""
+        self.unverified: dict[Place, Sequence[int] | Sequence[Future[int]]] = {}
+        """Checksums that are compared at the next read: of what this process has neither written
+        nor read yet, or, to verify always, of all that the disk holds."""
+        self._committing: dict[ObjectKey, Slot] = {}
+        """Parts of arrays that an update which is under way has changed: the slot that has them."""
         self.scratch: dict[int, Slot] = {}
         """By segment, with commit_every > 1: its slot in the tree that is not live."""
         self.barrier: Callable[[], None] = lambda: None
@@ -60,7 +62,7 @@ class StoreHome:
         that was with the finished gradient."""
         self._awaited: set[ObjectKey] = set()
         """Finished gradients that recovery needs until the commit of their update is durable."""
-        self._in_flight: dict[tuple[Path, int | None], Sequence[Future[int]]] = {}
+        self._in_flight: dict[Place, Sequence[Future[int]]] = {}
         self._spill_sums: dict[ObjectKey, Sequence[Future[int]]] = {}
 
     def size_bytes(self, key: ObjectKey) -> int:
@@ -81,17 +83,17 @@ class StoreHome:
         if self._verify == "never":
             return None
         if self._verify == "first_read":
-            found = self.unverified.pop((files.path, row), None)
+            found = self.unverified.pop(files.place(row), None)
         else:
-            found = self.unverified.get((files.path, row))
+            found = self.unverified.get(files.place(row))
         if found is None:
             return None
         return [sum if isinstance(sum, int) else sum.result() for sum in found]
 
-    def note_checksums(self, written: Write, checksums: Sequence[int]) -> None:
+    def note_checksums(self, written: Place, checksums: Sequence[int]) -> None:
         """Take note of the checksums of what a commit wrote; on the committer's thread."""
         if self._verify == "always":
-            self.unverified[written.array.path, written.row] = list(checksums)
+            self.unverified[written] = list(checksums)
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         files, row = self._spill_place(key)
@@ -110,17 +112,17 @@ class StoreHome:
             # What autograd saved is large, and gone with the process: no checksum, unless asked.
             checksum = key.kind is not Kind.SAVED or self._verify == "always"
             futures = files.write(self._io, slab.memory, row=row, flush=False, checksum=checksum)
-        self._in_flight[files.path, row] = futures
+        self._in_flight[files.place(row)] = futures
         if self._verify == "always":
-            self.unverified[files.path, row] = futures
+            self.unverified[files.place(row)] = futures
         self._spilled.add(key)
         self._kept.pop(key, None)
         return futures
 
     def _claim(self, files: ArrayFiles, row: int | None) -> None:
         """Make a place free for other content: a write of what lay there may be under way."""
-        wait(self._in_flight.pop((files.path, row), ()))
-        self.unverified.pop((files.path, row), None)
+        wait(self._in_flight.pop(files.place(row), ()))
+        self.unverified.pop(files.place(row), None)
 
     def spill_checksums(self, key: ObjectKey) -> Sequence[Future[int]]:
         """Return the checksums of a gradient that was spilled, flushed; none if it was not."""
@@ -139,11 +141,27 @@ class StoreHome:
     def committed(self, segment: int, slot: Slot) -> None:
         """Take note that a commit writes the segment's state into `slot`, whole."""
         self.slots[segment] = slot
-        for name, files in slot.arrays.items():
-            if self._verify != "always":  # else the commit may have noted its own by now
-                self.unverified.pop((files.path, None), None)
-            self._spilled.discard(ObjectKey(Kind.STATE, name, segment))
-            self._kept.pop(ObjectKey(Kind.STATE, name, segment), None)
+        for name in slot.arrays:
+            for key in self._layouts.state_keys(segment, name):
+                self._committing.pop(key, None)
+                self._spilled.discard(key)
+                self._kept.pop(key, None)
+                if self._verify != "always":  # else the commit may have noted its own by now
+                    self.unverified.pop(self.in_slot(key, slot).place(None), None)
+
+    def committing(self, key: ObjectKey, slot: Slot, futures: Sequence[Future[int]]) -> None:
+        """Take note that a part of a segment's state is written into `slot`, ahead of the rest."""
+        self._committing[key] = slot
+        place = self.in_slot(key, slot).place(None)
+        if self._verify == "always":
+            self.unverified[place] = futures
+        else:
+            self.unverified.pop(place, None)
+
+    def in_slot(self, key: ObjectKey, slot: Slot) -> ArrayFiles:
+        """Return where an array of a segment's state, or a part of one, lies in a slot."""
+        files = slot.array(key.name)
+        return files if key.part < 0 else files.part(*self._layouts.chunks_of(key))
 
     def switched(self) -> None:
         """Take note that the tree that state was spilled to is the live one now."""
@@ -172,7 +190,7 @@ class StoreHome:
 
     def writing(self, write: Write, future: Future[Any]) -> None:
         """Take note that a write of a place is under way, which the next one has to wait for."""
-        self._in_flight[write.array.path, write.row] = (future,)
+        self._in_flight[write.array.place(write.row)] = (future,)
 
     def keep_write(self, key: ObjectKey, slab: Slab, *, settled: bool) -> Write:
         """Return the write that keeps a segment's gradient or buffers for recovery."""
@@ -214,7 +232,7 @@ class StoreHome:
             if key.name.startswith("frozen"):
                 path = self._static / "frozen" / f"{key.segment:03d}" / key.name
                 return ArrayFiles.of_layout(path, self._layouts.array(key)), None
-            return self.slots[key.segment].array(key.name), None
+            return self.in_slot(key, self._committing.get(key, self.slots[key.segment])), None
         return self._spill_place(key)
 
     def _spill_place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
@@ -231,7 +249,7 @@ class StoreHome:
         if key.kind is Kind.ACCUMULATOR:
             return self.files.of("accumulators", f"{key.segment:03d}"), None
         if key.segment in self.scratch:
-            return self.scratch[key.segment].array(key.name), None
+            return self.in_slot(key, self.scratch[key.segment]), None
         files = next(
             f for f in self.files.all("buffers", f"{key.segment:03d}") if f.name == key.name
         )

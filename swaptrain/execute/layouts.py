@@ -15,13 +15,17 @@ from swaptrain.program.state import (
     StateShapes,
     accumulator_tensors,
     frozen_arrays,
+    only_updates_read,
     parameter_tensor,
     segment_arrays,
 )
-from swaptrain.program.tensors import TensorSpec
+from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.layout import ArrayLayout, Entry, SegmentLayout, lay_out
 
 __all__ = ["Layouts", "copy_into", "view", "views"]
+
+_MOST_PARTS = 16
+"""Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
 
 
 class Layouts:
@@ -33,11 +37,18 @@ class Layouts:
         *,
         compute_dtype: str,
         state_shapes: StateShapes,
+        elementwise: bool,
         chunk_bytes: int,
         micro_batches: int,
     ) -> None:
+        """Lay out what the arguments say; `elementwise` updates can be done in parts."""
         self.model, self.compute_dtype = model, compute_dtype
-        self._chunk_bytes = chunk_bytes
+        self.chunk_bytes = chunk_bytes
+        self.parts: dict[int, int] = {}
+        """By segment that is updated in several parts: in how many."""
+        self._per_part: dict[int, int] = {}
+        """By such a segment: the chunks of a part; the last one may have fewer."""
+        self._of_parts: dict[ObjectKey, ArrayLayout] = {}
         self.state: dict[int, SegmentLayout] = {}
         self.frozen: dict[int, SegmentLayout] = {}
         self.accumulators: dict[int, ArrayLayout] = {}
@@ -47,7 +58,7 @@ class Layouts:
             k = segment.index
             state = segment_arrays(model, segment, compute_dtype, state_shapes)
             if state:
-                self.state[k] = self._segment(state)
+                self.state[k] = self._state(k, state, elementwise)
             frozen = frozen_arrays(model, segment, compute_dtype)
             if frozen:
                 self.frozen[k] = self._segment(frozen)
@@ -109,7 +120,12 @@ class Layouts:
         """Return the layout of an object."""
         if key.kind is Kind.STATE:
             holder = self.frozen if key.name.startswith("frozen") else self.state
-            return holder[key.segment].array(key.name)
+            whole = holder[key.segment].array(key.name)
+            if key.part < 0:
+                return whole
+            if key not in self._of_parts:
+                self._of_parts[key] = whole.part(*self.chunks_of(key))
+            return self._of_parts[key]
         if key.kind is Kind.ACCUMULATOR:
             return self.accumulators[key.segment]
         if key.kind is Kind.GRADIENT:
@@ -120,17 +136,62 @@ class Layouts:
             return self.values[f"{key.name}.{key.segment}"]
         return self.values[key.name]
 
+    def chunks_of(self, key: ObjectKey) -> tuple[int, int]:
+        """Return the first chunk of a part of an array, and how many there are."""
+        chunks, count = self.state[key.segment].array(key.name).chunks, self._per_part[key.segment]
+        return key.part * count, min(count, chunks - key.part * count)
+
+    def state_keys(self, segment: int, array: str) -> list[ObjectKey]:
+        """Return the objects that an array of a segment's state, or a frozen one, consists of."""
+        if segment not in self.parts or not only_updates_read(array):
+            return [ObjectKey(Kind.STATE, array, segment)]
+        return [
+            ObjectKey(Kind.STATE, array, segment, part=part) for part in range(self.parts[segment])
+        ]
+
     def size_bytes(self, key: ObjectKey) -> int:
         """Return the bytes of an object's slab."""
         return self.array(key).nbytes
+
+    def _state(
+        self, k: int, arrays: Mapping[str, list[TensorSpec]], elementwise: bool
+    ) -> SegmentLayout:
+        """Lay out a segment's state; note the parts that its update can be done in.
+
+        A part is the same elements of every array that only updates read. So these must hold the
+        same dense tensors, and the optimizer treat each element by itself.
+        """
+        rest = {name: tensors for name, tensors in arrays.items() if only_updates_read(name)}
+        shapes = {
+            tuple((t.name, t.extent) for t in tensors if t.extent == t.numel)
+            for tensors in rest.values()
+        }
+        widths = [ITEMSIZE[tensors[0].dtype] for tensors in rest.values()]
+        alike = len(shapes) == 1 and len(next(iter(shapes))) == len(next(iter(rest.values())))
+        if not (elementwise and alike):
+            return self._segment(arrays)
+        widest = max(widths)
+        layout = SegmentLayout(
+            tuple(
+                self._array(name, tensors, widest=widest if name in rest else 0)
+                for name, tensors in sorted(arrays.items())
+            )
+        )
+        chunks = layout.array(next(iter(rest))).chunks
+        per_part = -(-chunks // _MOST_PARTS)
+        if chunks > per_part:
+            self._per_part[k], self.parts[k] = per_part, -(-chunks // per_part)
+        return layout
 
     def _segment(self, arrays: Mapping[str, list[TensorSpec]]) -> SegmentLayout:
         return SegmentLayout(
             tuple(self._array(name, tensors) for name, tensors in sorted(arrays.items()))
         )
 
-    def _array(self, name: str, tensors: Sequence[TensorSpec]) -> ArrayLayout:
-        return lay_out(name, tensors[0].dtype, tensors, chunk_limit_bytes=self._chunk_bytes)
+    def _array(self, name: str, tensors: Sequence[TensorSpec], *, widest: int = 0) -> ArrayLayout:
+        return lay_out(
+            name, tensors[0].dtype, tensors, chunk_limit_bytes=self.chunk_bytes, widest=widest
+        )
 
 
 def views(layout: ArrayLayout, slab: Slab) -> dict[str, Tensor]:

@@ -12,12 +12,13 @@ from swaptrain.execute.clipping import FiniteNorm
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.device_budget import needed_bytes
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
+from swaptrain.execute.master import storage_order
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.execute.saving import SavedTensors
 from swaptrain.execute.update import UpdateRule, add_widened
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from swaptrain.program.state import array_of
+from swaptrain.program.state import array_of, only_updates_read
 
 __all__ = ["Operations", "Slabs"]
 
@@ -41,14 +42,17 @@ class Operations:
         self._captured, self._layouts = captured, layouts
         self._model = captured.model
         self._runner, self.rule, self.device = runner, rule, device
+        self._norms: dict[str, FiniteNorm] = {}
+        """Of the gradients that the update which is under way has come to."""
         runner.move_to(device.device)
 
     def forget(self, instruction: Instruction) -> None:
         """Drop the device's copies of what is dead, or belongs to one micro-batch.
 
         The next instruction is of another one: a turn of many needs no more memory than of one.
+        The same for what belongs to one part of an update.
         """
-        passed = {key for key in instruction.touches if key.micro_batch >= 0}
+        passed = {key for key in instruction.touches if key.micro_batch >= 0 or key.part >= 0}
         for key in passed.union(instruction.frees):
             self.device.forget(key)
 
@@ -202,8 +206,9 @@ class Operations:
     ) -> dict[str, float]:
         """Do update `step` on every parameter that the segment owns, in place on its slabs.
 
-        Without a `coefficient`, which comes of norms, returns the 2-norm of each gradient. Raises
-        NotFiniteError where a gradient is not finite: what the slabs hold then must not be kept.
+        Of a part of an update, on what lies in that part. Without a `coefficient`, which comes of
+        norms, returns behind the last part the 2-norm of each gradient. Raises NotFiniteError where
+        a gradient is not finite: what the slabs hold then must not be kept.
         """
         k = instruction.segment
         self.device.begin(k)
@@ -211,40 +216,54 @@ class Operations:
         hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
         arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
         sums = self._accumulators(instruction, slabs, read=True)
-        norms: dict[str, float] = {}
+        pieces = self._pieces(state_keys.values())
+        if not instruction.part:
+            self._norms = {}
         for name in self._model.segment(k).owns:
             parameter = self._model.parameters[name]
-            if not parameter.trainable:
+            if not parameter.trainable or (pieces is not None and name not in pieces):
                 continue
-            weights = arrays[array_of(parameter, self._layouts.compute_dtype)][name]
-            state = {
-                array: arrays[array][name]
-                for array in self.rule.state_tensors(parameter.tensor.shape)
-            }
-            gradient = sums[name]
-            norm = FiniteNorm(name, segment=k, step=step)
-            look = norm.add if coefficient is None else None
+            array = array_of(parameter, self._layouts.compute_dtype)
+            host, weights, gradient = hosts[array][name], arrays[array][name], sums[name]
+            if pieces is not None:
+                host, weights, gradient = (
+                    storage_order(tensor)[pieces[name]] for tensor in (host, weights, gradient)
+                )
+            state = {array: arrays[array][name] for array in self.rule.state_tensors(weights.shape)}
+            norm = self._norms.get(name)
+            if norm is None:
+                norm = self._norms[name] = FiniteNorm(name, segment=k, step=step)
+                if coefficient is None and not parameter.split:
+                    norm.add(sums[name])  # whole: in this precision the norm has plain's bits
             if parameter.split:
                 self.rule.update_split(
                     weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
-                    updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
+                    updates_before=step - 1, lr=lr, decay=parameter.decays,
+                    look=norm.add if coefficient is None else None,
                 )  # fmt: skip
             else:
                 if coefficient is not None:
                     gradient.mul_(coefficient)
                 self.rule.update(
                     weights, gradient, state,
-                    updates_before=step - 1, lr=lr, decay=parameter.decays, look=look,
+                    updates_before=step - 1, lr=lr, decay=parameter.decays,
                 )  # fmt: skip
-            if coefficient is None:
-                norms[name] = norm.value
+            self.device.put(host, weights)
         for array, tensors in arrays.items():
-            if array.startswith("buffers_"):
-                continue
-            for name, tensor in tensors.items():
+            for name, tensor in tensors.items() if only_updates_read(array) else ():
                 self.device.put(hosts[array][name], tensor)
         self.device.synchronize()
-        return norms
+        if coefficient is not None or instruction.goes_on:
+            return {}
+        return {name: norm.value for name, norm in self._norms.items()}
+
+    def _pieces(self, keys: Iterable[ObjectKey]) -> dict[str, slice] | None:
+        """Return which elements of each parameter's memory a part of an update has."""
+        for key in keys:
+            if key.part >= 0:
+                entries = self._layouts.array(key).entries
+                return {e.tensor.name: slice(e.start, e.start + e.tensor.extent) for e in entries}
+        return None
 
     def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
         segment = self._model.segment(instruction.segment)

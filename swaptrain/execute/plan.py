@@ -12,6 +12,7 @@ from swaptrain.execute.plan_table import show
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.price import price
+from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.program.cost import (
     StateBytes,
     break_even_tokens,
@@ -50,6 +51,9 @@ def plan(config: Config) -> PlanReport:
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
         spare = spare_bytes(needs, run_dir)
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
+        if timed is not None and prepared.device.pinning is None:
+            made = with_tier_cost(made, config)
+        repeats_s = _repeats_s(made, config, timed, spare)
         made = choose_saves(made, config, timed, disk_bytes=spare)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)
@@ -94,8 +98,21 @@ def plan(config: Config) -> PlanReport:
         io_s=None if found is None else found.disk.seconds(read_bytes, written),
         compute_s=priced.compute_s,
         step_s=priced.step_s,
+        repeats_s=repeats_s,
         break_even_tokens=_break_even(config, made, found, state),
     )
+
+
+def _repeats_s(
+    made: Plan, config: Config, machine: Machine | None, disk_bytes: int
+) -> float | None:
+    """Return the seconds of a step that a kill may have to do two segments of again."""
+    if config.store.commit_every > 1 or config.store.repeats > 1:
+        return None
+    store = config.store.model_copy(update={"repeats": 2})
+    config = config.model_copy(update={"store": store})
+    made = choose_saves(made, config, machine, disk_bytes=disk_bytes)
+    return price(made, config, machine).step_s
 
 
 def print_plan(config: Config) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.program.check import Peaks, check_program
 from swaptrain.program.instructions import Kind, ObjectKey, Program
 from swaptrain.program.model import ParameterSpec
-from swaptrain.program.state import contiguous
+from swaptrain.program.state import begins_with_values, contiguous
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.units import format_size, parse_size, roomy_size
@@ -36,6 +37,8 @@ _SLACK_BYTES = 24 << 20
 """Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
 _HOST_PER_TARGET = 64 / 9
 """The host budget that a target is meant for: the slabs, 3/4 of it, hold 16/3 of them."""
+_SMALLEST_CHUNK_BYTES = 1 << 20
+_LARGEST_CHUNK_BYTES = 64 << 20
 _LEAST_ACTIVATION_BYTES = 4 << 20
 _NOISE_BYTES = 4 << 20
 """By how much two measurements of one arena may differ, besides 1/20 of it."""
@@ -110,7 +113,7 @@ class Planner:
     """Cuts a captured model for a host budget, and finds the least budget that it works in.
 
     What it measures is kept by cut: `plan` and `least_host` ask for each only once. With
-    `recorded_cuts`, those of a run that exists, there is only the one cut.
+    the `choices` of a run that exists there is only the one cut.
     """
 
     def __init__(
@@ -121,11 +124,14 @@ class Planner:
         device: ComputeDevice,
         batch: Mapping[str, Tensor],
         *,
-        recorded_cuts: Sequence[int] | None = None,
+        choices: Mapping[str, Any] | None = None,
     ) -> None:
         self._config, self._built, self._rule = config, built, rule
         self._device, self._batch = device, batch
-        self._recorded = None if recorded_cuts is None else list(recorded_cuts)
+        self._recorded: list[int] | None = None
+        self._chunk_bytes = config.store.chunk
+        if choices is not None:
+            self._recorded, self._chunk_bytes = list(choices["cuts"]), int(choices["chunk"])
         self._cuts: dict[int, _Cut] = {}
         self._plans: dict[tuple[int, ...], Plan] = {}
         trim()
@@ -212,13 +218,20 @@ class Planner:
             captured.model,
             compute_dtype=config.model.dtype,
             state_shapes=rule.state_tensors,
-            chunk_bytes=config.store.chunk,
+            elementwise=rule.elementwise,
+            chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
             micro_batches=(m := config.data.micro_batches),
         )
         deferred = config.optimizer.clip_norm is not None
         wave = min(config.train.wave or m, m)
         builder = StepBuilder(
-            captured.model, config.model.dtype, layouts.state_arrays, m, wave, deferred=deferred
+            captured.model,
+            config.model.dtype,
+            layouts.state_arrays,
+            m,
+            wave,
+            deferred=deferred,
+            parts=layouts.parts,
         )
         return _Cut(captured, cuts, layouts, builder, _check(builder, layouts))
 
@@ -266,7 +279,12 @@ class Planner:
         )
 
     def _creation_bytes(self, layouts: Layouts) -> int:
-        arrays = [a for s in (*layouts.state.values(), *layouts.frozen.values()) for a in s.arrays]
+        arrays = [
+            array
+            for segment in (*layouts.state.values(), *layouts.frozen.values())
+            for array in segment.arrays
+            if begins_with_values(array.name)
+        ]
         masters = [p.tensor.numel * ITEMSIZE[p.master] for p in layouts.model.parameters.values()]
         return (
             max((array.nbytes for array in arrays), default=0)
@@ -292,6 +310,16 @@ class Planner:
         if self._config.memory.segment is not None:
             return text + ", or memory.segment to less"
         return text + ", or lower data.micro_batch or data.sequence_length"
+
+
+def _chunk_bytes(target_bytes: int) -> int:
+    """Return the largest chunk for segments of this size: some sixteenth of the host budget.
+
+    What cannot be cut further, a large embedding, is updated chunk by chunk: beside each other an
+    update, what is read for the next one and what is written of the one before must find room.
+    """
+    octave = (target_bytes // 2).bit_length() - 1
+    return min(max(1 << octave, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
 
 
 def _updates(layouts: Layouts) -> list[int]:

@@ -56,7 +56,7 @@ class Prepared:
             self.rule,
             self.device,
             cast_batch(example, config.model.dtype),
-            recorded_cuts=root.choices["cuts"] if root is not None else None,
+            choices=root.choices if root is not None else None,
         )
         self.plan: Plan = self.planner.plan()
         if config.memory.device is not None:

@@ -107,7 +107,7 @@ def _work(plan: Plan, config: Config, work: IOWork) -> Callable[[ObjectKey, Acce
 def _updated(instruction: Instruction) -> list[ObjectKey]:
     if instruction.operation is not Operation.UPDATE:
         return []
-    return [key for key in instruction.changes if key.kind is Kind.STATE]
+    return instruction.new_state
 
 
 def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:

@@ -291,7 +291,7 @@ class Rehearsal:
         resident = set(self._tier.resident())
         held = [key for key in keys if key in resident]  # the rest is on the disk by itself
         works = [self._work(key, "commit") for key in held]
-        if held and instruction.operation is not Operation.FORWARD:
+        if held and instruction.operation is not Operation.FORWARD and not instruction.goes_on:
             works[-1] += self._commit_work_s
         ends = [
             self._disk.write(self._size_bytes(key), work)
@@ -304,5 +304,6 @@ class Rehearsal:
                 self._tier.saving([key], end)
         elif ends:
             self._home.commit = (ends[-1],)  # behind those before it
-            self._tier.saving(held, ends[-1])
+            for key, end in zip(held, ends, strict=True):
+                self._tier.saving([key], end if instruction.goes_on else ends[-1])
         return sum(self._size_bytes(key) for key in held)

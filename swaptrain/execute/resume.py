@@ -51,9 +51,9 @@ def find_position(
 
     Raises DamagedStoreError when a record does not verify or the versions are a mixture.
     """
-    records = {k: _live_record(k, layout, slots, home, root) for k, layout in layouts.state.items()}
-    for k in layouts.frozen:
-        _checked_record(k, layouts.frozen[k], frozen_slot(slots.run_dir, k), home, root)
+    records = {k: _live_record(k, layouts, slots, home, root) for k in layouts.state}
+    for k, layout in layouts.frozen.items():
+        _checked_record(k, layout, layouts, frozen_slot(slots.run_dir, k), home, root)
     torn: dict[int, DamagedStoreError] = {}
     settled = None
     if deferred and root.commit_every == 1:
@@ -70,7 +70,7 @@ def find_position(
         for key, sums in handoff.items():
             home.wrote(key)
             files, row = home.place(key)
-            home.unverified[files.path, row] = sums
+            home.unverified[files.place(row)] = sums
         first = min((key.micro_batch for key in handoff), default=0)
         if first:
             _adopt_sums(layouts, home, root, decision, first)
@@ -126,15 +126,20 @@ def _decide(
 
 
 def _live_record(
-    k: int, layout: SegmentLayout, slots: Slots, home: StoreHome, root: RootRecord
+    k: int, layouts: Layouts, slots: Slots, home: StoreHome, root: RootRecord
 ) -> Mapping[str, Any]:
     """Return the record of a segment's live slot, to which `home` is pointed."""
     home.slots[k] = slots.live(k)
-    return _checked_record(k, layout, home.slots[k], home, root)
+    return _checked_record(k, layouts.state[k], layouts, home.slots[k], home, root)
 
 
 def _checked_record(
-    k: int, layout: SegmentLayout, slot: Slot, home: StoreHome, root: RootRecord
+    k: int,
+    layout: SegmentLayout,
+    layouts: Layouts,
+    slot: Slot,
+    home: StoreHome,
+    root: RootRecord,
 ) -> Mapping[str, Any]:
     """Return a slot's record, after a look at what it says of the slot's arrays."""
     try:
@@ -144,7 +149,9 @@ def _checked_record(
     _check_record(record, slot, layout, k, root)
     slot.check_files(record)
     for name, sums in record["checksums"].items():
-        home.unverified[home.place(ObjectKey(Kind.STATE, name, k))[0].path, None] = sums
+        for key in layouts.state_keys(k, name):
+            files, row = home.place(key)
+            home.unverified[files.place(row)] = sums[files.first : files.first + files.chunks]
     return record
 
 
@@ -245,7 +252,8 @@ def _adopt(k: int, record: Mapping[str, Any], home: StoreHome, *, settled: bool)
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
         home.kept(key, settled=settled)
-        home.unverified[home.place(key)[0].path, None] = sums
+        files, row = home.place(key)
+        home.unverified[files.place(row)] = sums
 
 
 def _handoff(

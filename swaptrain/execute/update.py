@@ -134,20 +134,16 @@ class UpdateRule:
         updates_before: int,
         lr: float,
         decay: bool,
-        look: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Update a whole float32 `parameter` and its `state` in place.
 
         `gradient` is float32 with the parameter's shape and strides. `state` has the names and
         numbers of elements of `state_tensors`, dense and in any shape; what has the parameter's
         shape lies in the parameter's order of memory. With `updates_before` 0 the contents of
-        `state` are ignored and filled. `decay=False` means no weight decay. `look` is shown the
-        gradient before, whole; it may raise.
+        `state` are ignored and filled. `decay=False` means no weight decay.
         """
         self._begin(lr=lr, decay=decay)
         views = self._state_views(parameter, state)
-        if look is not None:
-            look(gradient)
         small = parameter.numel() <= block_elements(parameter.device)
         # A first step allocates all of the state, and an unfused one temporaries of its size:
         # in blocks both are bounded.
@@ -177,8 +173,9 @@ class UpdateRule:
         `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
         elements in the same order of memory. `gradient` may be bfloat16 as well; the optimizer is
         given it in float32, times `coefficient`, [], if there is one, for which a float32 gradient
-        changes. `look` is shown it in float32 as well, in blocks where it is used in blocks: each
-        right before, when it is in the processor's cache anyway. The rest as for `update`.
+        changes. `look`, which may raise, is shown it in float32 too, in blocks where it is used in
+        blocks: each right before, when it is in the processor's cache anyway. The rest as for
+        `update`.
         """
         self._begin(lr=lr, decay=decay)
         views = self._state_views(hi, state)

@@ -93,7 +93,7 @@ class KeptValues:
 
     def _write(self, write: Write, place: int, step: int) -> None:
         sums = write.array.write_now(self._io, write.buffer, row=write.row)
-        self._home.note_checksums(write, sums)
+        self._home.note_checksums(write.array.place(write.row), sums)
         self._journal.write(place, step, _combined(sums))
 
     def _verifies(self, key: ObjectKey, expected: int) -> bool:
@@ -104,7 +104,7 @@ class KeptValues:
             return False  # a file that cannot be read holds nothing that could be used
         if _combined(sums) != expected:
             return False
-        self._home.unverified[files.path, row] = sums
+        self._home.unverified[files.place(row)] = sums
         return True
 
 

@@ -172,11 +172,11 @@ class Tier:
             return None
         return entry.slab
 
-    def saving(self, keys: Iterable[ObjectKey], done: Future[Any]) -> None:
-        """Say that a commit is writing these objects as they are now, until `done`."""
+    def saving(self, keys: Iterable[ObjectKey], *done: Future[Any]) -> None:
+        """Say that a commit is writing these objects as they are now, until all of `done` are."""
         for key in keys:
             entry = self._entries[key]
-            entry.busy.append(done)
+            entry.busy.extend(done)
             entry.saving = True
             entry.dirty = False
 

@@ -152,10 +152,10 @@ def durable_objects(
 ) -> Callable[[Instruction], list[ObjectKey]]:
     """Return what each instruction of a step makes durable.
 
-    An update writes its segment's state and the hand-off: gradients that are alive then and that no
-    commit before has written. A settled gradient is written itself, with the hand-off; so is what
-    is kept of a segment before the last wave. With `keeps_values` a forward writes its results, and
-    the step's last one the buffers that it leaves.
+    An update writes its segment's state, part by part, and with the last one the hand-off:
+    gradients that are alive then and that no commit before has written. A settled gradient is
+    written itself, with the hand-off; so is what is kept of a segment before the last wave. With
+    `keeps_values` a forward writes its results, and the step's last one the buffers that it leaves.
     """
     last_forward = max((i.micro_batch for i in program), default=0)
     live: dict[ObjectKey, None] = {}
@@ -166,8 +166,10 @@ def durable_objects(
             live.pop(key, None)
         keys: list[ObjectKey] = []
         if instruction.operation is Operation.UPDATE:
-            keys = [key for key in instruction.changes if key.kind is Kind.STATE] + list(live)
-            live.clear()  # each is written once
+            keys = instruction.new_state
+            if not instruction.goes_on:
+                keys += live
+                live.clear()  # each is written once
         elif instruction.operation is Operation.SETTLE:
             keys = list(instruction.reads) + list(live)
             live.clear()

@@ -14,7 +14,7 @@ class Kind(StrEnum):
     """What an object is."""
 
     STATE = "state"
-    """One array of a segment's state: `name` is the array."""
+    """One array of a segment's state, `name`, or one `part` of it where it is updated in parts."""
     VALUE = "value"
     """A value of one micro-batch; `segment` is its producer."""
     GRADIENT = "gradient"
@@ -36,9 +36,12 @@ class ObjectKey(NamedTuple):
     name: str
     segment: int
     micro_batch: int = -1
+    part: int = -1
+    """Of state; -1 means the whole array."""
 
     def __str__(self) -> str:
         suffix = f"[{self.micro_batch}]" if self.micro_batch >= 0 else ""
+        suffix += f" part {self.part}" if self.part >= 0 else ""
         return f"{self.kind}/{self.segment:03d}/{self.name}{suffix}"
 
 
@@ -71,6 +74,10 @@ class Instruction:
     operation: Operation
     segment: int
     micro_batch: int = -1
+    part: int = 0
+    """Of an update, which goes through a large segment's state in several."""
+    goes_on: bool = False
+    """Another part of the same update follows: what this one changed is not yet a version."""
     reads: tuple[ObjectKey, ...] = ()
     changes: tuple[ObjectKey, ...] = ()
     """Read and modified in place."""
@@ -92,8 +99,15 @@ class Instruction:
         yield from self.changes
         yield from self.writes
 
+    @property
+    def new_state(self) -> list[ObjectKey]:
+        """The state that is a new version behind it, of what it changes."""
+        state = [key for key in self.changes if key.kind is Kind.STATE]
+        return [key for key in state if key.part >= 0] if self.goes_on else state
+
     def __str__(self) -> str:
         suffix = f", {self.micro_batch}" if self.micro_batch >= 0 else ""
+        suffix += f", part {self.part}" if self.part or self.goes_on else ""
         return f"{self.operation}({self.segment}{suffix})"
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec, SegmentSpec
-from swaptrain.program.state import array_of, parameter_tensor
+from swaptrain.program.state import array_of, only_updates_read, parameter_tensor
 
 __all__ = ["Objects"]
 
@@ -21,6 +21,8 @@ class Objects:
     compute_dtype: str
     state_arrays: Mapping[int, Sequence[str]]
     """By segment: the arrays that its update changes."""
+    parts: Mapping[int, int]
+    """By segment: in how many parts it is updated; 1 where it is not said."""
 
     def batch(self, m: int) -> tuple[ObjectKey, ...]:
         """Return what a micro-batch brings."""
@@ -34,10 +36,29 @@ class Objects:
         """Whether the segment has state: parameters that are trained, or buffers that change."""
         return bool(self.state_arrays[segment.index])
 
-    def state(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
-        """Return the arrays that its update changes."""
+    def state(self, segment: SegmentSpec) -> list[tuple[ObjectKey, ...]]:
+        """Return what is a new version behind each part of its update.
+
+        That is the part's piece of each array that only updates read, and behind the last one the
+        whole of the others, which computing needs in one piece.
+        """
+        k, parts = segment.index, self.parts.get(segment.index, 1)
+        names = self.state_arrays[k]
+        if parts == 1:
+            return [tuple(ObjectKey(Kind.STATE, name, k) for name in names)]
+        rest = [name for name in names if only_updates_read(name)]
+        state = [
+            tuple(ObjectKey(Kind.STATE, name, k, part=part) for name in rest)
+            for part in range(parts)
+        ]
+        state[-1] += tuple(ObjectKey(Kind.STATE, n, k) for n in names if n not in rest)
+        return state
+
+    def trained(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
+        """Return the arrays of weights that its update changes."""
         k = segment.index
-        return tuple(ObjectKey(Kind.STATE, name, k) for name in self.state_arrays[k])
+        names = (name for name in self.state_arrays[k] if name.startswith("weights"))
+        return tuple(ObjectKey(Kind.STATE, name, k) for name in names)
 
     def sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
         """The accumulator, where the segment owns parameters that are trained."""

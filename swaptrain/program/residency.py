@@ -179,6 +179,8 @@ class _Cache:
         self.used_bytes.append(self._used)
         for key in instruction.changes:
             held[key].dirty = True
+        if instruction.part > 1:
+            self._release_parts(instruction, position)
         if position in self._settles:
             self._written.update(dict.fromkeys(self._committing, position))
             self._committing.clear()
@@ -192,6 +194,16 @@ class _Cache:
         for key in instruction.frees:
             if key in held and key.kind is not Kind.STATE:
                 self._used -= held.pop(key).size_bytes
+
+    def _release_parts(self, instruction: Instruction, position: int) -> None:
+        """Take what the part before the last one of an update has changed as written."""
+        written = [
+            key
+            for key in self._committing
+            if key.segment == instruction.segment and 0 <= key.part < instruction.part - 1
+        ]
+        self._committing.difference_update(written)
+        self._written.update(dict.fromkeys(written, position))
 
     def _make_room(self, size_bytes: int, position: int, pinned: Container[ObjectKey]) -> None:
         while self._used + size_bytes > self._cache_bytes:

@@ -12,7 +12,9 @@ __all__ = [
     "StateShapes",
     "accumulator_tensors",
     "array_of",
+    "begins_with_values",
     "frozen_arrays",
+    "only_updates_read",
     "parameter_tensor",
     "segment_arrays",
 ]
@@ -30,6 +32,16 @@ def array_of(parameter: ParameterSpec, compute_dtype: str) -> str:
     base = "weights" if parameter.trainable else "frozen"
     dtype = parameter.tensor.dtype
     return base if dtype == compute_dtype else f"{base}_{dtype}"
+
+
+def begins_with_values(array: str) -> bool:
+    """Whether the model says what an array of a new store holds; an optimizer's begin as zeros."""
+    return array == "remainder" or not only_updates_read(array)
+
+
+def only_updates_read(array: str) -> bool:
+    """Whether an array of a segment's state is of no use but for its update."""
+    return not array.startswith(("weights", "frozen", "buffers_"))
 
 
 def segment_arrays(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from swaptrain.program.forwards import forwards_left
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
@@ -27,6 +28,8 @@ class StepBuilder:
     """Micro-batches that pass a segment together; the step has ceil(micro_batches / wave) waves."""
     deferred: bool
     """Updates wait for the global norm and run in the next step's forward."""
+    parts: Mapping[int, int] = field(default_factory=dict)
+    """By segment: in how many parts it is updated; 1 where it is not said."""
     saves: frozenset[int] = frozenset()
     """Segments whose forward saves for the backward what others recompute; not the last one, whose
     backward follows at once."""
@@ -34,7 +37,7 @@ class StepBuilder:
     @cached_property
     def objects(self) -> Objects:
         """What each instruction names."""
-        return Objects(self.model, self.compute_dtype, self.state_arrays)
+        return Objects(self.model, self.compute_dtype, self.state_arrays, self.parts)
 
     def step(
         self,
@@ -67,7 +70,7 @@ class StepBuilder:
                 program.append(self._load(m))
             for segment in self.model.segments[:last]:
                 if number == 0 and segment.index in pending_updates:
-                    program.append(self._update(segment))
+                    program += self._update(segment)
                 for m in wave:
                     if (segment.index, m) in forwards:
                         program.append(self._forward(segment, m))
@@ -78,9 +81,7 @@ class StepBuilder:
                     saved = segment.index in self.saves and (segment.index, m) in forwards
                     program.append(self._backward(segment, m, turn=turn, first=first, saved=saved))
                 if final and self.objects.commits(segment):
-                    program.append(
-                        self._settle(segment) if self.deferred else self._update(segment)
-                    )
+                    program += [self._settle(segment)] if self.deferred else self._update(segment)
                 elif (
                     number == len(waves) - 2
                     and segment.index < highest  # whose own commit is the first of the step
@@ -91,15 +92,16 @@ class StepBuilder:
 
     def flush(self, pending_updates: Sequence[int]) -> Program:
         """Return the program that does the updates that are still pending."""
-        program = [self._update(self.model.segment(k)) for k in sorted(pending_updates)]
-        return _with_frees(program, keep_accumulators=False)
+        updates = (self._update(self.model.segment(k)) for k in sorted(pending_updates))
+        return _with_frees([*chain.from_iterable(updates)], keep_accumulators=False)
 
     def store(self) -> Program:
         """Return the program that writes all state, as it is, for a commit behind any step."""
         return tuple(
-            Instruction(Operation.STORE, segment.index, changes=self.objects.state(segment))
+            self._part(Operation.STORE, segment, part, keys)
             for segment in self.model.segments
             if self.objects.commits(segment)
+            for part, keys in enumerate(self.objects.state(segment))
         )
 
     def evaluation(self, micro_batches: int) -> Program:
@@ -173,16 +175,20 @@ class StepBuilder:
             writes=(*self.objects.outgoing(segment, m), *(accumulator if first else ())),
         )
 
-    def _update(self, segment: SegmentSpec) -> Instruction:
-        return Instruction(
-            Operation.UPDATE,
-            segment.index,
-            changes=(
-                *self.objects.state(segment),
-                # Clipping scales them in place, so no write of them may be under way.
-                *self.objects.sums(segment),
-            ),
-        )
+    def _update(self, segment: SegmentSpec) -> list[Instruction]:
+        # Clipping scales the sums in place, so no write of them may be under way.
+        beside = (*self.objects.trained(segment), *self.objects.sums(segment))
+        return [
+            self._part(Operation.UPDATE, segment, part, (*keys, *beside))
+            for part, keys in enumerate(self.objects.state(segment))
+        ]
+
+    def _part(
+        self, operation: Operation, segment: SegmentSpec, part: int, keys: tuple[ObjectKey, ...]
+    ) -> Instruction:
+        goes_on = part + 1 < self.parts.get(segment.index, 1)
+        changes = tuple(dict.fromkeys(keys))
+        return Instruction(operation, segment.index, part=part, goes_on=goes_on, changes=changes)
 
     def _settle(self, segment: SegmentSpec) -> Instruction:
         return Instruction(

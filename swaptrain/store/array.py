@@ -21,7 +21,10 @@ from swaptrain.store.layout import ArrayLayout
 from swaptrain.store.schema import array_shape
 from swaptrain.strict_json import read_json
 
-__all__ = ["ArrayFiles"]
+__all__ = ["ArrayFiles", "Place"]
+
+Place = tuple[Path, int, int | None]
+"""What a read or a write covers: an array, the first of its chunks or of a part's, and the row."""
 
 _MOST_METADATA_BYTES = 2**16
 _PIECE_BYTES = 4 * 2**20
@@ -30,14 +33,22 @@ _PIECE_BYTES = 4 * 2**20
 class ArrayFiles:
     """An uncompressed zarr v3 array of equal chunks, one preallocated file each.
 
-    1-D of `chunks` chunks; with `rows`, 2-D, and a row (a micro-batch) has `chunks` chunks.
+    1-D of `chunks` chunks; with `rows`, 2-D, and a row (a micro-batch) has `chunks` chunks. It may
+    stand for a part of an array, which begins with its chunk `first`.
     """
 
     def __init__(
-        self, path: Path, dtype: str, chunk_bytes: int, chunks: int, rows: int | None = None
+        self,
+        path: Path,
+        dtype: str,
+        chunk_bytes: int,
+        chunks: int,
+        rows: int | None = None,
+        first: int = 0,
     ) -> None:
         self.path, self.dtype = path, dtype
         self.chunk_bytes, self.chunks, self.rows = chunk_bytes, chunks, rows
+        self.first = first
 
     @classmethod
     def of_layout(cls, path: Path, layout: ArrayLayout, rows: int | None = None) -> ArrayFiles:
@@ -67,6 +78,12 @@ class ArrayFiles:
         found = array_shape(metadata, file)
         return cls(path, found.dtype, found.chunk_bytes, found.chunks, found.rows)
 
+    def part(self, first: int, chunks: int) -> ArrayFiles:
+        """Return some chunks of an array without rows, to be read and written by themselves."""
+        if self.rows is not None or first + chunks > self.chunks:
+            raise ValueError(f"array {self.name} has no chunks {first} to {first + chunks - 1}")
+        return ArrayFiles(self.path, self.dtype, self.chunk_bytes, chunks, None, first)
+
     @property
     def name(self) -> str:
         """The array's own name, without that of its group."""
@@ -82,6 +99,10 @@ class ArrayFiles:
         """Bytes of the whole array, padding included."""
         return self.row_bytes * (self.rows or 1)
 
+    def place(self, row: int | None) -> Place:
+        """Return what tells the array, the part of it, or the row from others."""
+        return self.path, self.first, row
+
     def files(self, row: int | None = None) -> list[Path]:
         """Return the chunk files, of one row if the array has rows, in order."""
         if (row is None) != (self.rows is None):
@@ -89,7 +110,7 @@ class ArrayFiles:
                 f"array {self.name} is addressed {'with' if self.rows else 'without'} a row"
             )
         folder = self.path / "c" if row is None else self.path / "c" / str(row)
-        return [folder / str(chunk) for chunk in range(self.chunks)]
+        return [folder / str(chunk) for chunk in range(self.first, self.first + self.chunks)]
 
     def create(self, *, flush: bool = True) -> None:
         """Write the metadata and reserve the chunk files, durably if `flush`; what exists is kept.
@@ -128,7 +149,7 @@ class ArrayFiles:
         parts = zip(self.files(row), self._parts(buffer), expected, strict=True)
         return [
             io.read(file, part, checksum=checksum, where=Where(segment, self.name, chunk))
-            for chunk, (file, part, checksum) in enumerate(parts)
+            for chunk, (file, part, checksum) in enumerate(parts, self.first)
         ]
 
     def write(

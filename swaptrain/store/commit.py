@@ -17,7 +17,7 @@ from swaptrain.store.record import write_record
 from swaptrain.store.slot import Slot
 from swaptrain.store.slots import Slots
 
-__all__ = ["Checksums", "Committer", "Write"]
+__all__ = ["Checksums", "Committer", "Started", "Write"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class Write:
     array: ArrayFiles
     buffer: memoryview
     row: int | None = None
+
+
+@dataclass(frozen=True)
+class Started:
+    """A write that is under way; it does not keep the memory that is written."""
+
+    array: ArrayFiles
+    row: int | None
+    futures: list[Future[int]]
+    """One per chunk, which gives its checksum."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +52,9 @@ class Checksums:
 class Committer:
     """Makes commits durable one after the other, in the order of submission.
 
-    A commit's writes into its spare slot begin at once. Its hand-off, whose buffer is the one
-    before the last, its record and its switch wait until the commit before is durable. After an
-    error nothing more is written by later commits or switched: their futures raise the same error.
+    A commit's writes into its spare slot begin before it is submitted. Its hand-off, whose buffer
+    is the one before the last, its record and its switch wait until the commit before is durable.
+    After an error nothing more is written by later commits or switched: their futures raise it.
     """
 
     def __init__(self, io: DirectIO, slots: Slots) -> None:
@@ -75,36 +85,40 @@ class Committer:
         if self._error is not None:
             raise self._error
 
+    def begin(self, writes: Sequence[Write]) -> list[Started]:
+        """Begin to write into a slot that `take` gave, and to flush that; for a later `commit`.
+
+        Raises the error of a commit that failed.
+        """
+        self.check()
+        return self._start(writes)
+
     def commit(
         self,
         segment: int,
         slot: Slot,
         record: Callable[[Checksums], dict[str, Any]],
-        state_writes: Sequence[Write],
+        states: Sequence[Started],
         handoff_writes: Sequence[Write] = (),
         after: Callable[[], None] | None = None,
         *,
         tree: str | None = None,
         switch: bool = True,
     ) -> Future[None]:
-        """Commit `segment` into `slot`, a spare one that `take` gave.
+        """Commit `segment` into `slot`, a spare one that `take` gave and `begin` writes to.
 
-        `record` makes the attributes of the slot's record from the checksums and, like `after`,
-        which is called when the switch is durable, runs on the committer's thread. The buffers must
-        not change until the future is done: then the commit cannot be lost, or the future raises
-        the error (RunError). Without `switch`, the slot is the segment's own one in a tree that is
-        not live (commit_every > 1), and only what belongs to it is made durable.
+        `states` are all writes of its arrays, those of each array in their order. `record` makes
+        the attributes of the slot's record from the checksums and, like `after`, which is called
+        when the switch is durable, runs on the committer's thread. The buffers must not change
+        until the future is done: then the commit cannot be lost, or the future raises the error
+        (RunError). Without `switch`, the slot is the segment's own one in a tree that is not live
+        (commit_every > 1), and only what belongs to it is made durable.
         """
 
-        def writes() -> list[tuple[Write, list[Future[int]]]]:
-            return self._start(state_writes) if self._error is None else []
+        def finish() -> None:
+            self._finish(segment, slot, record, states, handoff_writes, after, tree, switch)
 
-        return self._submit(
-            writes,
-            lambda started: self._finish(
-                segment, slot, record, started, handoff_writes, after, tree, switch
-            ),
-        )
+        return self._submit(finish, [future for state in states for future in state.futures])
 
     def write(
         self,
@@ -119,17 +133,17 @@ class Committer:
         In the same order as the commits. `record` gets the checksums as `handoff`.
         """
 
-        def finish(_: list[tuple[Write, list[Future[int]]]]) -> None:
-            checksums = [_results(futures) for _, futures in self._start(writes)]
+        def finish() -> None:
+            checksums = [_results(started.futures) for started in self._start(writes)]
             write_record(record_path, record(Checksums(handoff=checksums)), record_bytes)
             if after is not None:
                 after()
 
-        return self._submit(list, finish)
+        return self._submit(finish)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
         """Run `action` on the committer's thread once all that was submitted before is durable."""
-        return self._submit(list, lambda _: action())
+        return self._submit(action)
 
     def drain(self) -> None:
         """Wait until everything submitted is durable; raise the error of what failed."""
@@ -153,22 +167,21 @@ class Committer:
     ) -> None:
         self.close()
 
-    def _start(self, writes: Sequence[Write]) -> list[tuple[Write, list[Future[int]]]]:
-        return [(w, w.array.write(self._io, w.buffer, row=w.row, flush=True)) for w in writes]
+    def _start(self, writes: Sequence[Write]) -> list[Started]:
+        return [
+            Started(w.array, w.row, w.array.write(self._io, w.buffer, row=w.row, flush=True))
+            for w in writes
+        ]
 
     def _submit(
-        self,
-        start: Callable[[], list[tuple[Write, list[Future[int]]]]],
-        finish: Callable[[list[tuple[Write, list[Future[int]]]]], None],
+        self, finish: Callable[[], None], started: Sequence[Future[int]] = ()
     ) -> Future[None]:
-        started = start()
-
         def run() -> None:
             # Whatever happens, no buffer is still being written when the future is done.
-            wait([future for _, futures in started for future in futures])
+            wait(started)
             self.check()
             try:
-                finish(started)
+                finish()
             except BaseException as error:
                 self._error = error
                 raise
@@ -188,18 +201,18 @@ class Committer:
         segment: int,
         slot: Slot,
         record: Callable[[Checksums], dict[str, Any]],
-        started: list[tuple[Write, list[Future[int]]]],
+        states: Sequence[Started],
         handoff_writes: Sequence[Write],
         after: Callable[[], None] | None,
         tree: str | None,
         switch: bool,
     ) -> None:
         handoff = self._start(handoff_writes)
-        wait([future for _, futures in handoff for future in futures])
-        checksums = Checksums(
-            {write.array.name: _results(futures) for write, futures in started},
-            [_results(futures) for _, futures in handoff],
-        )
+        wait([future for started in handoff for future in started.futures])
+        arrays: dict[str, list[int]] = {}
+        for state in states:
+            arrays.setdefault(state.array.name, []).extend(_results(state.futures))
+        checksums = Checksums(arrays, [_results(started.futures) for started in handoff])
         slot.write_record(record(checksums))
         if switch:
             self._slots.switch(segment, slot, tree=tree)

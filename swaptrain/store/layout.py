@@ -13,6 +13,10 @@ from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 __all__ = ["ALIGNMENT_BYTES", "ArrayLayout", "Entry", "SegmentLayout", "lay_out"]
 
 ALIGNMENT_BYTES = 64
+_ALIGNMENT_ELEMENTS = 32
+"""The same of what has two bytes: then the arrays of the same tensors have the same offsets."""
+_NARROWEST = 2
+"""The bytes of an element, at the least, in arrays that have as many chunks as each other."""
 PAGE_BYTES = 4096
 
 
@@ -22,6 +26,8 @@ class Entry:
 
     tensor: TensorSpec
     offset: int
+    start: int = 0
+    """In a part of an array: how many elements of the tensor's memory lie in the parts before."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,19 @@ class ArrayLayout:
     def length(self) -> int:
         """Elements, padding included."""
         return self.nbytes // ITEMSIZE[self.dtype]
+
+    def part(self, first: int, chunks: int) -> ArrayLayout:
+        """Return the layout of some chunks alone, with what they hold of each tensor, 1-D."""
+        chunk = self.length // self.chunks
+        begin, end = first * chunk, (first + chunks) * chunk
+        entries = []
+        for entry in self.entries:
+            low = max(begin, entry.offset)
+            count = min(end, entry.offset + entry.tensor.extent) - low
+            if count > 0:
+                tensor = TensorSpec(entry.tensor.name, (count,), (1,), self.dtype)
+                entries.append(Entry(tensor, low - begin, start=low - entry.offset))
+        return ArrayLayout(self.name, self.dtype, tuple(entries), self.chunk_bytes, chunks)
 
 
 @dataclass(frozen=True)
@@ -86,13 +105,15 @@ class SegmentLayout:
 
 
 def lay_out(
-    name: str, dtype: str, tensors: Sequence[TensorSpec], *, chunk_limit_bytes: int
+    name: str, dtype: str, tensors: Sequence[TensorSpec], *, chunk_limit_bytes: int, widest: int = 0
 ) -> ArrayLayout:
     """Place tensors one after the other, in the fewest equal chunks that are within the limit.
 
     The chunks are as small as equal ones can be, so the padding is less than 4096 bytes per chunk.
-    A tensor may lie across chunks. Raises ConfigError for a limit below 4096 bytes, ValueError for
-    a tensor of another dtype or no tensors (an array without entries is not created).
+    A tensor may lie across chunks. With `widest`, the bytes of the widest element of several arrays
+    of the same shapes, all of these get as many chunks, of as many elements. Raises ConfigError for
+    a limit below 4096 bytes, ValueError for a tensor of another dtype or no tensors (an array
+    without entries is not created).
     """
     if chunk_limit_bytes < PAGE_BYTES:
         raise ConfigError(
@@ -101,7 +122,7 @@ def lay_out(
     if not tensors:
         raise ValueError(f"array {name} has no tensors")
     itemsize = ITEMSIZE[dtype]
-    alignment = max(1, ALIGNMENT_BYTES // itemsize)
+    alignment = max(_ALIGNMENT_ELEMENTS, ALIGNMENT_BYTES // itemsize)
     entries, end = [], 0
     for tensor in tensors:
         if tensor.dtype != dtype:
@@ -109,6 +130,7 @@ def lay_out(
         offset = -(-end // alignment) * alignment
         entries.append(Entry(tensor, offset))
         end = offset + tensor.extent
-    pages = max(1, -(-end * itemsize // PAGE_BYTES))
-    chunks = -(-pages // (chunk_limit_bytes // PAGE_BYTES))
-    return ArrayLayout(name, dtype, tuple(entries), -(-pages // chunks) * PAGE_BYTES, chunks)
+    page = PAGE_BYTES // (_NARROWEST if widest else itemsize)
+    pages = max(1, -(-end // page))
+    chunks = -(-pages // max(1, chunk_limit_bytes // (page * max(widest, itemsize))))
+    return ArrayLayout(name, dtype, tuple(entries), -(-pages // chunks) * page * itemsize, chunks)

@@ -311,6 +311,7 @@ _SEGMENT_ROW: dict[str, Check] = {
 }
 _CHOICES: dict[str, Check] = {
     "cuts": lambda found: _list_of(_whole(0))(found) and all(a < b for a, b in pairwise(found)),
+    "chunk": _whole(1),
     "threads": _whole(1, 4096),
     "dtype": _dtype,
     "torch": _name,

@@ -12,7 +12,7 @@ from swaptrain.program.model import (
     SegmentSpec,
     ValueSpec,
 )
-from swaptrain.program.state import segment_arrays
+from swaptrain.program.state import only_updates_read, segment_arrays
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import TensorSpec
 
@@ -85,13 +85,19 @@ def builders(draw: st.DrawFn, *, deferred: bool | None = None) -> StepBuilder:
     """Draw a model with a number of micro-batches, a wave and the kind of update."""
     model = draw(models())
     micro_batches = draw(st.integers(1, 5))
+    arrays = {s.index: list(segment_arrays(model, s, "bfloat16", moments)) for s in model.segments}
     return StepBuilder(
         model,
         "bfloat16",
-        {s.index: list(segment_arrays(model, s, "bfloat16", moments)) for s in model.segments},
+        arrays,
         micro_batches,
         draw(st.integers(1, micro_batches)),
         draw(st.booleans()) if deferred is None else deferred,
+        {
+            k: draw(st.integers(1, 3))
+            for k, names in arrays.items()
+            if any(only_updates_read(name) for name in names)
+        },
     )
 
 

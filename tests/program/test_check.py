@@ -136,7 +136,7 @@ def test_a_resumed_step_passes_with_the_hand_off_alone(builder: StepBuilder) -> 
     for instruction in program:
         alive.update(instruction.writes)
         alive.difference_update(instruction.frees)
-        done = instruction.operation is Operation.UPDATE
+        done = instruction.operation is Operation.UPDATE and not instruction.goes_on
         if done and instruction.segment > 1:
             handoff = {key for key in alive if key.kind is Kind.GRADIENT}
             rest = builder.step(top=instruction.segment - 1)

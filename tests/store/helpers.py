@@ -38,8 +38,13 @@ def small_root(segments: int = 1, **fields: Any) -> RootRecord:
     """Return a root's record that says what every root says."""
     row = {"unit": "layers", "isomorphism": 0, "parameters": []}
     choices = {
-        "cuts": [], "threads": 1, "dtype": "float32", "torch": "2.9", "update_device": "cpu",
-    }  # fmt: skip
+        "cuts": [],
+        "chunk": 8192,
+        "threads": 1,
+        "dtype": "float32",
+        "torch": "2.9",
+        "update_device": "cpu",
+    }
     rows = [{"segment": k, **row} for k in range(1, segments + 1)]
     return RootRecord("test", rows, choices=choices, **fields)
 
@@ -85,7 +90,7 @@ class SmallStore:
         def record(checksums: Checksums) -> dict[str, object]:
             return self.record(k, version, checksums.arrays)
 
-        self.committer.commit(k, slot, record, writes).result()
+        self.committer.commit(k, slot, record, self.committer.begin(writes)).result()
 
     def finish(self) -> None:
         """Write the root and close."""

@@ -78,7 +78,7 @@ def commit(run: Path, slots: Slots, committer: Committer, k: int, step: int) -> 
                 ]
             },
         ),
-        [Write(slot.array("weights"), buffer)],
+        committer.begin([Write(slot.array("weights"), buffer)]),
         handoffs,
     )
 

@@ -103,7 +103,7 @@ def test_the_order_of_a_commit(
         2,
         slot,
         lambda sums: {"version": 1, "handoff": sums.handoff, "n": len(sums.arrays)},
-        writes,
+        store.committer.begin(writes),
         [Write(handoff, aligned(4096), row=1)],
         after,
     ).result()
@@ -148,12 +148,15 @@ def test_after_an_error_nothing_is_switched(
     else:
         monkeypatch.setattr(os, "pwritev", fail)
     writes = [Write(slot.array("weights"), aligned(slot.array("weights").nbytes))]
-    first = store.committer.commit(2, slot, lambda sums: {"version": 1}, writes)
+    started = store.committer.begin(writes)
+    first = store.committer.commit(2, slot, lambda sums: {"version": 1}, started)
     with pytest.raises(RunError, match="Input/output error"):
         first.result()
     count = len(faults)
     monkeypatch.undo()
-    second = store.committer.commit(1, slot, lambda sums: {"version": 1}, writes)
+    second = store.committer.commit(1, slot, lambda sums: {"version": 1}, [])
+    with pytest.raises(RunError, match="Input/output error"):
+        store.committer.begin(writes)
     with pytest.raises(RunError, match="Input/output error"):
         second.result()
     with pytest.raises(RunError, match="Input/output error"):

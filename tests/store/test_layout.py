@@ -38,6 +38,37 @@ def test_layout_is_tight_and_aligned(dtype: str, sizes: list[int], limit_bytes: 
     assert layout.chunks == max(1, -(-used_bytes // largest_bytes))
 
 
+@given(
+    sizes=st.lists(st.integers(0, 50_000), min_size=1, max_size=6),
+    limit_bytes=st.integers(8192, 2**18),
+)
+def test_arrays_of_the_same_tensors_have_the_same_parts(sizes: list[int], limit_bytes: int) -> None:
+    """A chunk holds the same elements in each; those of all chunks are the whole tensors'."""
+    arrays = []
+    for dtype in ("float32", "uint16"):
+        tensors = [TensorSpec(f"t{i}", (n,), (1,), dtype) for i, n in enumerate(sizes)]
+        arrays.append(lay_out("a", dtype, tensors, chunk_limit_bytes=limit_bytes, widest=4))
+    assert arrays[0].chunk_bytes == 2 * arrays[1].chunk_bytes <= limit_bytes
+    assert arrays[1].chunk_bytes % 4096 == 0
+    chunks = arrays[0].chunks
+    found: dict[str, int] = {}
+    for chunk in range(chunks):
+        wide, narrow = (array.part(chunk, 1) for array in arrays)
+        places = [
+            [(e.tensor.name, e.tensor.numel, e.offset, e.start) for e in part.entries]
+            for part in (wide, narrow)
+        ]
+        assert places[0] == places[1]
+        for name, count, offset, start in places[0]:
+            assert found.setdefault(name, 0) == start, "in the order of the tensor's memory"
+            found[name] += count
+            assert start % 16 == 0, "where blocks of a fused step begin"
+            assert offset + count <= wide.length
+    assert found == {f"t{i}": n for i, n in enumerate(sizes) if n}
+    several = arrays[0].part(0, chunks)
+    assert [e.tensor.numel for e in several.entries] == [n for n in sizes if n]
+
+
 def test_extent_counts_spanned_storage() -> None:
     """A transposed tensor spans its elements, an expanded one a single copy, an empty one none."""
     assert TensorSpec("a", (3, 5), (1, 3), "float32").extent == 15

@@ -209,8 +209,8 @@ def _look(job: Job, known: Known, found: Found) -> None:
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
         for path in {home.kept_record(k, settled=settled) for settled in (True, False)}:
             _look_at_kept(path, known, found)
-    for (path, row), checksums in home.unverified.items():
-        _verify(path if row is None else path / "c" / str(row), checksums, row, found)
+    for (path, first, row), checksums in home.unverified.items():
+        _verify(path if row is None else path / "c" / str(row), first, checksums, row, found)
     _look_at_metrics(run_dir, position.decision.done, found)
     found.completes = bool(position.finished.losses)
     for snapshot in list_snapshots(run_dir):
@@ -236,7 +236,7 @@ def _look_at_snapshot(k: int, slot: Slot, step: int, known: Known, found: Found)
     if record["version"] != step or not known.same(slot.record_path, record):
         found.wrong.append(f"segment {k} of the snapshot of step {step} has other content")
     for name, checksums in record["checksums"].items():
-        _verify(slot.path / name, checksums, None, found)
+        _verify(slot.path / name, 0, checksums, None, found)
 
 
 def _look_at_metrics(run_dir: Path, done: int, found: Found) -> None:
@@ -261,7 +261,7 @@ def _look_at_creation(job: Job, known: Known, found: Found) -> None:
             if not known.same(link / "zarr.json", record):
                 found.wrong.append(f"{link} has other content")
             for name, checksums in record["checksums"].items():
-                _verify(link / name, checksums, None, found)
+                _verify(link / name, 0, checksums, None, found)
     for slot in (job.run_dir / "slots").glob("*"):
         for array in slot.glob("*/c"):
             blank = slot.name in live or array.parent.name.startswith(_WRITTEN)
@@ -269,9 +269,11 @@ def _look_at_creation(job: Job, known: Known, found: Found) -> None:
                 found.wrong.append(f"the spare {array} is not blank")
 
 
-def _verify(path: Path, checksums: Sequence[int], row: int | None, found: Found) -> None:
+def _verify(
+    path: Path, first: int, checksums: Sequence[int], row: int | None, found: Found
+) -> None:
     folder = path / "c" if row is None else path
-    for number, expected in enumerate(checksums):
+    for number, expected in enumerate(checksums, first):
         chunk = folder / str(number)
         if not chunk.exists() or xxhash.xxh3_64_intdigest(chunk.read_bytes()) != expected:
             found.wrong.append(f"{chunk} does not verify")
