@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from swaptrain.cli import main
 from swaptrain.config import Config
-from swaptrain.errors import BudgetError
+from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute import open_run
 from swaptrain.execute import plan as plan_module
 from swaptrain.execute.machine import Machine, known_machine
@@ -161,6 +163,32 @@ def test_the_command_shows_what_a_person_needs(
     for word in ("a step moves", "600 TBW", "read", "written", "bytes a parameter"):
         assert word in shown
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"data": {"tokens": ["{folder}/ids.npy"], "micro_batch": 10**9}},
+            r"data\.micro_batch is 1,000,000,000: its tensors alone take [0-9,.]+ GiB, and memory\.host",
+        ),
+        ({"data": {**TEXT, "micro_batch": 10**9}}, r"data\.micro_batch is 1,000,000,000: "),
+        (
+            {"data": {**TEXT, "micro_batches": 10**9}},
+            r"data\.micro_batches is 1,000,000,000: that makes [0-9,]+ instructions",
+        ),
+        ({"eval": {**TEXT, "every": 1, "batches": 10**9}}, r"eval\.batches is 1,000,000,000: "),
+    ],
+)
+def test_counts_that_no_memory_holds_are_refused(
+    sections: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """At once, and not when the memory of the machine is full."""
+    np.save(tmp_path / "ids.npy", np.zeros(10_000, np.uint8))
+    tree = json.loads(json.dumps(sections).replace("{folder}", str(tmp_path)))
+    config = job(tmp_path, "llama", **tree)
+    with pytest.raises(ConfigError, match=message):
+        plan(config)
 
 
 def test_it_says_what_a_kill_that_repeats_more_would_save(

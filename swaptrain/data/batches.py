@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,9 @@ from swaptrain.data.permutation import permuted
 from swaptrain.errors import ConfigError, RunError, SwaptrainError
 
 __all__ = ["Batches", "Dataset"]
+
+_OBJECT_BYTES = 1024
+"""Of a tensor as an object, and of what reading one leaves beside it for a moment."""
 
 # The shape and dtype of each tensor of an item, by key.
 _Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -62,6 +66,11 @@ class Batches:
             raise ConfigError(f"{name} has no items: give it data to train on")
         self.layout = _layout(self._item(0, ConfigError))
         """The shape and dtype of each tensor of an item, by key."""
+
+    @property
+    def item_bytes(self) -> int:
+        """What an item takes while a micro-batch is made: its tensors and their objects."""
+        return sum(_OBJECT_BYTES + prod(s) * d.itemsize for s, d in self.layout.values())
 
     def __len__(self) -> int:
         """Return the number of items in one epoch."""

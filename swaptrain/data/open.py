@@ -22,11 +22,15 @@ from swaptrain.data.sources import (
     unknown_id,
 )
 from swaptrain.data.text import document_tokens, too_short
-from swaptrain.errors import ConfigError
+from swaptrain.errors import BudgetError, ConfigError
+from swaptrain.units import format_size
 
 __all__ = ["open_data", "open_eval", "open_example"]
 
 Note = Callable[[str], None]
+
+_ID_BYTES = 8
+"""Of a token id and of a label, int64."""
 
 
 def _silent(_: str) -> None:
@@ -84,20 +88,28 @@ def open_eval(
 
 
 def open_example(
-    config: DataSettings, *, model_vocabulary: int | None, held_out: EvalSettings | None = None
+    config: DataSettings,
+    *,
+    model_vocabulary: int | None,
+    most_bytes: int | None = None,
+    held_out: EvalSettings | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return a micro-batch with the keys, shapes and dtypes of the data, and write nothing.
 
     For text and tokens its ids are the first ones of the data, repeated where they are too few.
     With `held_out` it is one of the `eval` section. Raises ConfigError as `open_data` and
-    `open_eval` do for all that shows without reading the whole data.
+    `open_eval` do for all that shows without reading the whole data, and BudgetError where the
+    micro-batch takes more than `most_bytes`.
     """
     source: SourceSettings = config if held_out is None else held_out
     section = "data" if held_out is None else "eval"
     if source.python is not None:
         opened = open_python(source.python, source, section)
-        return _batches(opened, config, 1, seed=0, shuffle=False).example()
+        batches = _unread(opened, config, 1, seed=0, shuffle=False)
+        _check_size(config, batches.item_bytes, most_bytes)
+        return batches.example()
     length = config.sequence_length
+    _check_size(config, 2 * length * _ID_BYTES, most_bytes)
     shape = (config.micro_batch, length)
     if source.text is not None:
         key = f"{section}.text"
@@ -142,10 +154,29 @@ def _open(
     raise ConfigError(f"{section}: it names no data: set one of text, tokens and python")
 
 
+def _check_size(config: DataSettings, item_bytes: int, most_bytes: int | None) -> None:
+    """Raise BudgetError for a micro-batch that is larger by itself than all that may be taken."""
+    nbytes = config.micro_batch * item_bytes
+    if most_bytes is not None and nbytes > most_bytes:
+        raise BudgetError(
+            f"data.micro_batch is {config.micro_batch:,}: its tensors alone take "
+            f"{format_size(nbytes)}, and memory.host is {format_size(most_bytes)}: lower "
+            "data.micro_batch, and raise data.micro_batches for as many items in a step"
+        )
+
+
 def _batches(
     source: Source, config: DataSettings, micro_batches: int, *, seed: int, shuffle: bool
 ) -> Batches:
-    batches = Batches(
+    batches = _unread(source, config, micro_batches, seed=seed, shuffle=shuffle)
+    batches.example()  # raises ConfigError where the first items do not fit together
+    return batches
+
+
+def _unread(
+    source: Source, config: DataSettings, micro_batches: int, *, seed: int, shuffle: bool
+) -> Batches:
+    return Batches(
         source.dataset,
         name=source.name,
         digest=source.record.digest,
@@ -155,5 +186,3 @@ def _batches(
         micro_batches=micro_batches,
         tokens_per_item=source.tokens_per_item,
     )
-    batches.example()  # raises ConfigError where the first items do not fit together
-    return batches

@@ -22,7 +22,7 @@ from swaptrain.program.state import (
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.layout import ArrayLayout, Entry, SegmentLayout, lay_out
 
-__all__ = ["Layouts", "copy_into", "view", "views"]
+__all__ = ["Layouts", "clear_padding", "copy_into", "view", "views"]
 
 _MOST_PARTS = 16
 """Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
@@ -198,6 +198,15 @@ def views(layout: ArrayLayout, slab: Slab) -> dict[str, Tensor]:
     """Return the tensors of an array by name, as views of its slab."""
     flat = slab.tensor(getattr(torch, layout.dtype), layout.length)
     return {entry.tensor.name: _strided(flat, entry) for entry in layout.entries}
+
+
+def clear_padding(layout: ArrayLayout, slab: Slab) -> None:
+    """Set what lies between and behind the tensors to zero: fresh slabs hold anything."""
+    flat, end = slab.tensor(getattr(torch, layout.dtype), layout.length), 0
+    for entry in layout.entries:
+        flat[end : entry.offset].zero_()
+        end = entry.offset + entry.tensor.extent
+    flat[end:].zero_()
 
 
 def view(layout: ArrayLayout, slab: Slab) -> Tensor:

@@ -11,7 +11,7 @@ from swaptrain.capture.capture import Captured
 from swaptrain.execute.clipping import FiniteNorm
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.device_budget import needed_bytes
-from swaptrain.execute.layouts import Layouts, copy_into, view, views
+from swaptrain.execute.layouts import Layouts, clear_padding, copy_into, view, views
 from swaptrain.execute.master import storage_order
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.execute.saving import SavedTensors
@@ -142,6 +142,9 @@ class Operations:
                 name = key.name.removeprefix("parameter.")
                 incoming = name in segment.outputs and name == key.name
                 (gradients if incoming else later)[name] = self._fetch(key, slabs)
+        for key in instruction.writes:
+            # The disk gets it, and records a checksum: a step made again has to give the same.
+            clear_padding(self._layouts.array(key), slabs[key])
         first = any(key.kind is Kind.ACCUMULATOR for key in instruction.writes)
         sums = self._accumulators(instruction, slabs, read=not first)
         partial = {

@@ -25,6 +25,10 @@ from swaptrain.store.root import free_bytes, read_root
 __all__ = ["PlanReport", "boundary_bytes", "plan", "print_plan", "state_bytes"]
 
 
+_LONGEST_COMPARED = 1_000
+"""Instructions of a step: up to here it is rehearsed another time, within some seconds."""
+
+
 def plan(config: Config) -> PlanReport:
     """Prepare a run as training does, price its step, and write nothing.
 
@@ -108,6 +112,8 @@ def _repeats_s(
 ) -> float | None:
     """Return the seconds of a step that a kill may have to do two segments of again."""
     if config.store.commit_every > 1 or config.store.repeats > 1:
+        return None
+    if len(made.step()) > _LONGEST_COMPARED:
         return None
     store = config.store.model_copy(update={"repeats": 2})
     config = config.model_copy(update={"store": store})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +37,8 @@ _SLACK_BYTES = 24 << 20
 """Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
 _HOST_PER_TARGET = 64 / 9
 """The host budget that a target is meant for: the slabs, 3/4 of it, hold 16/3 of them."""
+_MOST_INSTRUCTIONS = 1_000_000
+"""Of a step: each one takes a kilobyte or two, and is looked at in every step."""
 _SMALLEST_CHUNK_BYTES = 1 << 20
 _LARGEST_CHUNK_BYTES = 64 << 20
 _LEAST_ACTIVATION_BYTES = 4 << 20
@@ -101,6 +103,7 @@ class _Cut:
     layouts: Layouts
     builder: StepBuilder
     peaks: Peaks
+    """Of a short step: what is alive at once is more in a longer one."""
 
     @property
     def estimated_bytes(self) -> int:
@@ -147,7 +150,7 @@ class Planner:
         for target_bytes in targets:
             plan = self._measured(self._cut(target_bytes))
             if plan.fits:
-                return plan
+                return replace(plan, peaks=plan.check())
         raise BudgetError(self._refusal())
 
     def least_host(self) -> str:
@@ -224,6 +227,7 @@ class Planner:
         )
         deferred = config.optimizer.clip_norm is not None
         wave = min(config.train.wave or m, m)
+        self._check_length(len(captured.model.segments))
         builder = StepBuilder(
             captured.model,
             config.model.dtype,
@@ -233,7 +237,22 @@ class Planner:
             deferred=deferred,
             parts=layouts.parts,
         )
-        return _Cut(captured, cuts, layouts, builder, _check(builder, layouts))
+        return _Cut(captured, cuts, layouts, builder, _check(_short(builder), layouts))
+
+    def _check_length(self, segments: int) -> None:
+        """Raise ConfigError for a step, or an evaluation, whose program would fill the memory."""
+        config = self._config
+        lengths = {"data.micro_batches": (config.data.micro_batches, 2)}
+        if config.eval is not None:
+            lengths["eval.batches"] = (config.eval.batches, 1)
+        for key, (count, passes) in lengths.items():
+            instructions = passes * count * segments
+            if instructions > _MOST_INSTRUCTIONS:
+                raise ConfigError(
+                    f"{key} is {count:,}: that makes {instructions:,} instructions with {segments} "
+                    f"segments, and {_MOST_INSTRUCTIONS:,} are the most: lower it; larger ones "
+                    "(data.micro_batch) hold as many items"
+                )
 
     def _measured(self, found: _Cut) -> Plan:
         if tuple(found.cuts) not in self._plans:
@@ -249,7 +268,7 @@ class Planner:
                 captured,
                 layouts,
                 operations,
-                found.builder,
+                _short(found.builder),
                 self._batch,
                 host_bytes=config.memory.host - _SLACK_BYTES,
                 saving=not config.train.recompute,
@@ -310,6 +329,14 @@ class Planner:
         if self._config.memory.segment is not None:
             return text + ", or memory.segment to less"
         return text + ", or lower data.micro_batch or data.sequence_length"
+
+
+def _short(builder: StepBuilder) -> StepBuilder:
+    """Return the builder of steps of few micro-batches: the same instructions, fewer of each."""
+    if builder.wave < builder.micro_batches:
+        return replace(builder, micro_batches=min(builder.micro_batches, 3), wave=1)
+    few = min(builder.micro_batches, 2)
+    return replace(builder, micro_batches=few, wave=few)
 
 
 def _chunk_bytes(target_bytes: int) -> int:

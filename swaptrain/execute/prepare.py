@@ -46,7 +46,9 @@ class Prepared:
         self.device = open_device(config.device, config.memory.device)
         self.rule = update_rule(config.optimizer)
         self.factory: Factory = model_factory(config)
-        example = open_example(config.data, model_vocabulary=self.factory.vocabulary)
+        example = open_example(
+            config.data, model_vocabulary=self.factory.vocabulary, most_bytes=config.memory.host
+        )
         _check_held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
         self.built: BuiltModel = build(config, self.factory, example, draw=draw)
