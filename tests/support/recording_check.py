@@ -39,11 +39,12 @@ class Promises:
 
     def __init__(self, *, trees: bool) -> None:
         self._trees = trees
+        self.data = False
         self.reset()
 
     def reset(self) -> None:
-        """Promise nothing: a run was started over."""
-        self.created = self.data = False
+        """Promise nothing but the data: a run was started over."""
+        self.created = False
         self.versions: dict[int, int] = {}
         self.kept: dict[tuple[str, int], int] = {}
         """By folder in the spill and segment: gradients and sums beside the slots."""
