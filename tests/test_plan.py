@@ -170,7 +170,7 @@ def test_the_command_shows_what_a_person_needs(
     [
         (
             {"data": {"tokens": ["{folder}/ids.npy"], "micro_batch": 10**9}},
-            r"data\.micro_batch is 1,000,000,000: its tensors alone take [0-9,.]+ GiB, ",
+            r"data\.micro_batch is 1,000,000,000: its items alone take [0-9,.]+ GiB, ",
         ),
         ({"data": {**TEXT, "micro_batch": 10**9}}, r"data\.micro_batch is 1,000,000,000: "),
         (

@@ -159,7 +159,7 @@ def _check_size(config: DataSettings, item_bytes: int, most_bytes: int | None) -
     nbytes = config.micro_batch * item_bytes
     if most_bytes is not None and nbytes > most_bytes:
         raise BudgetError(
-            f"data.micro_batch is {config.micro_batch:,}: its tensors alone take "
+            f"data.micro_batch is {config.micro_batch:,}: its items alone take "
             f"{format_size(nbytes)}, and memory.host is {format_size(most_bytes)}: lower "
             "data.micro_batch, and raise data.micro_batches for as many items in a step"
         )

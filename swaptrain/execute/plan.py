@@ -25,10 +25,6 @@ from swaptrain.store.root import free_bytes, read_root
 __all__ = ["PlanReport", "boundary_bytes", "plan", "print_plan", "state_bytes"]
 
 
-_LONGEST_COMPARED = 1_000
-"""Instructions of a step: up to here it is rehearsed another time, within some seconds."""
-
-
 def plan(config: Config) -> PlanReport:
     """Prepare a run as training does, price its step, and write nothing.
 
@@ -57,7 +53,6 @@ def plan(config: Config) -> PlanReport:
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
         if timed is not None and prepared.device.pinning is None:
             made = with_tier_cost(made, config)
-        repeats_s = _repeats_s(made, config, timed, spare)
         made = choose_saves(made, config, timed, disk_bytes=spare)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)
@@ -102,23 +97,17 @@ def plan(config: Config) -> PlanReport:
         io_s=None if found is None else found.disk.seconds(read_bytes, written),
         compute_s=priced.compute_s,
         step_s=priced.step_s,
-        repeats_s=repeats_s,
+        repeats_s=_repeats_s(made, config, found),
         break_even_tokens=_break_even(config, made, found, state),
     )
 
 
-def _repeats_s(
-    made: Plan, config: Config, machine: Machine | None, disk_bytes: int
-) -> float | None:
-    """Return the seconds of a step that a kill may have to do two segments of again."""
+def _repeats_s(made: Plan, config: Config, machine: Machine | None) -> float | None:
+    """Return the seconds of the same step where a kill may have to do two segments of it again."""
     if config.store.commit_every > 1 or config.store.repeats > 1:
         return None
-    if len(made.step()) > _LONGEST_COMPARED:
-        return None
     store = config.store.model_copy(update={"repeats": 2})
-    config = config.model_copy(update={"store": store})
-    made = choose_saves(made, config, machine, disk_bytes=disk_bytes)
-    return price(made, config, machine).step_s
+    return price(made, config.model_copy(update={"store": store}), machine).step_s
 
 
 def print_plan(config: Config) -> None:

@@ -107,7 +107,12 @@ def _check_held_out(
     """
     if config.eval is None:
         return
-    held_out = open_example(config.data, model_vocabulary=vocabulary, held_out=config.eval)
+    held_out = open_example(
+        config.data,
+        model_vocabulary=vocabulary,
+        most_bytes=config.memory.host,
+        held_out=config.eval,
+    )
     found, expected = _layout(held_out), _layout(example)
     if found != expected:
         raise ConfigError(
