@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
@@ -31,6 +30,7 @@ from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.execute.training import Change, Evaluation, Training
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.values import KeptValues
+from swaptrain.execute.watch import Watch
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
@@ -275,6 +275,7 @@ class OpenRun:
         self._progress.note(self._summary(plan))
         segments = len(plan.captured.model.segments)
         self._progress.start(steps, position.decision.step, segments)
+        watch = Watch(self._stop, self._progress, segments, lambda: self.training.step)
         return Training(
             config=config,
             plan=plan,
@@ -287,8 +288,8 @@ class OpenRun:
                 guard,
                 values=self._values,
                 repeats=config.store.repeats,
-                begin=self._begin,
-                tick=self._tick,
+                begin=watch.begin,
+                tick=watch.tick,
                 observe=self._observe,
             ),
             commits=commits,
@@ -316,26 +317,6 @@ class OpenRun:
         retain()
         return replace(self._prepared.plan, base_bytes=resident_bytes())
 
-    def _begin(self, instruction: Instruction) -> None:
-        """Say what a signal would wait for."""
-        segments = len(self._prepared.plan.captured.model.segments)
-        self._stop.doing(f"segment {max(1, instruction.segment)}/{segments}")
-
-    def _tick(self, instruction: Instruction) -> None:
-        """Show where the step is; raise StoppedBySignal if a signal came."""
-        segments = len(self._prepared.plan.captured.model.segments)
-        if instruction.segment:
-            self._progress.tick(
-                self.training.step,
-                _PHASES[instruction.operation],
-                instruction.segment - 1,
-                segments,
-            )
-        what = f"{instruction.operation} of segment {instruction.segment}/{segments}"
-        if not instruction.segment:
-            what = "loading a batch"
-        self._stop.check_after(what)
-
     def _summary(self, plan: Plan) -> str:
         model = plan.captured.model
         reserved = self._home.files.saved_bytes(plan.builder.saves)
@@ -352,16 +333,3 @@ class OpenRun:
             f"{format_size(self._config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "
             f"{format_size(plan.arena_bytes)} for computing"
         )
-
-
-_PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
-    "load": "forward",
-    "forward": "forward",
-    "turn": "backward",
-    "backward": "backward",
-    "keep": "backward",
-    "settle": "update",
-    "update": "update",
-    "store": "update",
-    "evaluate": "eval",
-}

@@ -21,32 +21,15 @@ from typing import Any
 from swaptrain.memory.home import Home, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
-from swaptrain.program.residency import NextUse, Residency, choose_victim, plan_residency
+from swaptrain.program.residency import (
+    NextUse,
+    Residency,
+    choose_victim,
+    plan_residency,
+    planned_bytes,
+)
 
-__all__ = ["Tier", "TierCounters", "planned_bytes"]
-
-_AHEAD_PART = 10
-"""The part of the budget, 1 in so many, that reads ahead of the plan may fill at the least."""
-
-
-def planned_bytes(
-    program: Program, size_bytes: Callable[[ObjectKey], int], budget_bytes: int
-) -> int:
-    """Return the part of a pool's budget that is planned with; the rest is for reads ahead.
-
-    The rest has room for what any instruction reads that the one before does not have, so that it
-    can be read meanwhile; as far as half of what the largest instruction leaves of the budget.
-    """
-    most_read_bytes = most_bytes = 0
-    before: set[ObjectKey] = set()
-    for instruction in program:
-        keys = set(instruction.touches)
-        read = sum(size_bytes(key) for key in set(instruction.needs) - before)
-        most_read_bytes = max(most_read_bytes, read)
-        most_bytes = max(most_bytes, sum(map(size_bytes, keys)))
-        before = keys
-    ahead_bytes = min(most_read_bytes, (budget_bytes - most_bytes) // 2)
-    return budget_bytes - max(budget_bytes // _AHEAD_PART, ahead_bytes)
+__all__ = ["Tier", "TierCounters"]
 
 
 @dataclass

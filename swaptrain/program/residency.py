@@ -10,9 +10,11 @@ from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
 from swaptrain.program.turns import settling
 
 __all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency"]
-__all__ += ["victim_score"]
+__all__ += ["planned_bytes", "victim_score"]
 
 NEVER = 1 << 60
+_AHEAD_PART = 10
+"""The part of the budget, 1 in so many, that reads ahead of the plan may fill at the least."""
 
 
 class NextUse:
@@ -221,6 +223,26 @@ class _Cache:
             last = max(self._next_use.until(victim, position), self._written.get(victim, -1))
             for useless in range(last + 1, position):
                 self.used_bytes[useless] -= entry.size_bytes
+
+
+def planned_bytes(
+    program: Program, size_bytes: Callable[[ObjectKey], int], budget_bytes: int
+) -> int:
+    """Return the part of a pool's budget that is planned with; the rest is for reads ahead.
+
+    The rest has room for what any instruction reads that the one before does not have, so that it
+    can be read meanwhile; as far as half of what the largest instruction leaves of the budget.
+    """
+    most_read_bytes = most_bytes = 0
+    before: set[ObjectKey] = set()
+    for instruction in program:
+        keys = set(instruction.touches)
+        read = sum(size_bytes(key) for key in set(instruction.needs) - before)
+        most_read_bytes = max(most_read_bytes, read)
+        most_bytes = max(most_bytes, sum(map(size_bytes, keys)))
+        before = keys
+    ahead_bytes = min(most_read_bytes, (budget_bytes - most_bytes) // 2)
+    return budget_bytes - max(budget_bytes // _AHEAD_PART, ahead_bytes)
 
 
 def plan_residency(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from swaptrain.execute.rehearsal import Rehearsal, Room
 from swaptrain.memory.slab import PAGE_BYTES
-from swaptrain.memory.tier import planned_bytes
 from swaptrain.program.cost import Disk, durable_objects
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.residency import planned_bytes
 from tests.program.models import chain, chain_size, size_of
 from tests.support.traffic import simulate
 

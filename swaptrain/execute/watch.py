@@ -1,0 +1,48 @@
+"""Follows the instructions of a run: for whoever looks on, and for a signal that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from swaptrain.execute.stopping import StopRequest
+from swaptrain.observe.progress import Progress
+from swaptrain.program.instructions import Instruction
+
+__all__ = ["Watch"]
+
+_PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
+    "load": "forward",
+    "forward": "forward",
+    "turn": "backward",
+    "backward": "backward",
+    "keep": "backward",
+    "settle": "update",
+    "update": "update",
+    "store": "update",
+    "evaluate": "eval",
+}
+
+
+class Watch:
+    """Shows where a step is, and lets a signal end the run behind an instruction."""
+
+    def __init__(
+        self, stop: StopRequest, progress: Progress, segments: int, step: Callable[[], int]
+    ) -> None:
+        """Take who is told; `step` returns the number of the step that runs."""
+        self._stop, self._progress = stop, progress
+        self._segments, self._step = segments, step
+
+    def begin(self, instruction: Instruction) -> None:
+        """Say what a signal would wait for."""
+        self._stop.doing(f"segment {max(1, instruction.segment)}/{self._segments}")
+
+    def tick(self, instruction: Instruction) -> None:
+        """Show where the step is; raise StoppedBySignal if a signal came."""
+        k = instruction.segment
+        if k:
+            phase = _PHASES[instruction.operation]
+            self._progress.tick(self._step(), phase, k - 1, self._segments)
+        what = f"{instruction.operation} of segment {k}/{self._segments}"
+        self._stop.check_after(what if k else "loading a batch")
