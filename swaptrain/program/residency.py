@@ -230,19 +230,39 @@ def planned_bytes(
 ) -> int:
     """Return the part of a pool's budget that is planned with; the rest is for reads ahead.
 
-    The rest has room for what any instruction reads that the one before does not have, so that it
-    can be read meanwhile; as far as half of what the largest instruction leaves of the budget.
+    A tenth where a step then reads nothing. Else the rest has room for what any instruction reads
+    that the one before does not have, so that it is read while that one runs; as far as half of
+    what the largest instruction leaves of the budget.
     """
+    sizes = {key: size_bytes(key) for instruction in program for key in instruction.touches}
+    tenth = budget_bytes // _AHEAD_PART
+    if _whole_bytes(program, sizes) <= budget_bytes - tenth:
+        return budget_bytes - tenth
     most_read_bytes = most_bytes = 0
     before: set[ObjectKey] = set()
     for instruction in program:
         keys = set(instruction.touches)
-        read = sum(size_bytes(key) for key in set(instruction.needs) - before)
+        read = sum(sizes[key] for key in set(instruction.needs) - before)
         most_read_bytes = max(most_read_bytes, read)
-        most_bytes = max(most_bytes, sum(map(size_bytes, keys)))
+        most_bytes = max(most_bytes, sum(sizes[key] for key in keys))
         before = keys
-    ahead_bytes = min(most_read_bytes, (budget_bytes - most_bytes) // 2)
-    return budget_bytes - max(budget_bytes // _AHEAD_PART, ahead_bytes)
+    return budget_bytes - max(tenth, min(most_read_bytes, (budget_bytes - most_bytes) // 2))
+
+
+def _whole_bytes(program: Program, sizes: Mapping[ObjectKey, int]) -> int:
+    """Return what is in memory at most where nothing leaves it before it is dead."""
+    state_bytes = sum(size for key, size in sizes.items() if key.kind is Kind.STATE)
+    live: set[ObjectKey] = set()
+    live_bytes = most_bytes = 0
+    for instruction in program:
+        new = {key for key in instruction.touches if key.kind is not Kind.STATE} - live
+        live |= new
+        live_bytes += sum(sizes[key] for key in new)
+        most_bytes = max(most_bytes, live_bytes)
+        gone = live.intersection(instruction.frees)
+        live -= gone
+        live_bytes -= sum(sizes[key] for key in gone)
+    return state_bytes + most_bytes
 
 
 def plan_residency(

@@ -15,6 +15,7 @@ from swaptrain.program.residency import (
     NextUse,
     choose_victim,
     plan_residency,
+    planned_bytes,
     victim_score,
 )
 from tests.program.models import chain, chain_size, size_of
@@ -114,6 +115,22 @@ def test_with_room_for_everything_only_commits_are_written() -> None:
         builder.step(), partial(size_of, chain_size(100, 50)), 1 << 40, durable=durable
     )
     assert (traffic.read_bytes, traffic.write_bytes) == (0, 12 * 600)
+
+
+def test_what_the_next_instruction_reads_has_room_beside_the_plan() -> None:
+    """Remainder and moments of an update, or a tenth: also where nothing has to be read at all."""
+    size = partial(size_of, chain_size(1000, 50))
+    program = chain(12, 1).step()
+    assert planned_bytes(program, size, 70_000) == 70_000 - 10 * 1000
+    assert planned_bytes(program, size, 120_000) == 120_000 - 12_000
+    largest = 16 * 1000  # an update and its gradient
+    assert planned_bytes(program, size, largest + 8000) == largest + 4000
+    few = chain(2, 1).step()
+    whole = 2 * 12 * 1000 + 4 * 1000 + 4 * 50
+    fits = whole * 10 // 9 + 2
+    assert planned_bytes(few, size, fits) == fits - fits // 10
+    read = simulate(few, size, planned_bytes(few, size, fits), durable=durable).read_bytes
+    assert read == 0
 
 
 @settings(max_examples=60, deadline=None)
