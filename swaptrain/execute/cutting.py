@@ -19,7 +19,7 @@ from swaptrain.program.model import ParameterSpec
 from swaptrain.program.state import contiguous
 from swaptrain.program.step import StepBuilder
 
-__all__ = ["Cut", "Cutter", "check_steps", "short_steps", "updated_segments"]
+__all__ = ["Cut", "Cutter", "check_steps", "short_steps"]
 
 _LARGEST_TARGET_BYTES = 1 << 30
 _SMALLEST_TARGET_BYTES = 1 << 18
@@ -182,17 +182,12 @@ def _chunk_bytes(target_bytes: int) -> int:
     return min(max(1 << octave, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
 
 
-def updated_segments(layouts: Layouts) -> list[int]:
-    """Return the segments whose state an update changes."""
-    return [k for k, arrays in layouts.state_arrays.items() if arrays]
-
-
 def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
     """Prove the program of a usual step; return its peaks. Raises ProgramError, which is a bug."""
     if not builder.deferred:
         return check_program(builder.step(), layouts.size_bytes)
     kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
-    program = builder.step(pending_updates=updated_segments(layouts))
+    program = builder.step(pending_updates=layouts.updated)
     return check_program(program, layouts.size_bytes, present=kept)
 
 

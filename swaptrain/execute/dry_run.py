@@ -150,8 +150,7 @@ def dry_run(
     with it fit `host_bytes` beside the rest.
     """
     run = _DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
-    updates = [k for k, arrays in layouts.state_arrays.items() if arrays]
-    program = builder.step(pending_updates=updates if builder.deferred else ())
+    program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
     samples = _samples(captured, program)
     marks = reset_peak()
     release()

@@ -106,6 +106,11 @@ class Layouts:
         for segment in segments:
             self.saved.pop(segment, None)
 
+    @property
+    def updated(self) -> list[int]:
+        """The segments whose state an update changes."""
+        return [k for k, arrays in self.state_arrays.items() if arrays]
+
     @cached_property
     def state_arrays(self) -> dict[int, Sequence[str]]:
         """By segment: the names of the arrays that its update changes."""

@@ -12,7 +12,7 @@ from swaptrain.capture.capture import Captured
 from swaptrain.config import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute.build import BuiltModel
-from swaptrain.execute.cutting import Cut, Cutter, check_steps, short_steps, updated_segments
+from swaptrain.execute.cutting import Cut, Cutter, check_steps, short_steps
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.dry_run import Measured, dry_run
 from swaptrain.execute.layouts import Layouts
@@ -72,16 +72,13 @@ class Plan:
 
     def step(self) -> Program:
         """Return the program of a step in the middle of a run."""
-        return self.builder.step(pending_updates=self.updates if self.builder.deferred else ())
+        return self.builder.step(
+            pending_updates=self.layouts.updated if self.builder.deferred else ()
+        )
 
     def check(self) -> Peaks:
         """Prove the program of a step; return its peaks. Raises ProgramError, which is a bug."""
         return check_steps(self.builder, self.layouts)
-
-    @property
-    def updates(self) -> list[int]:
-        """The segments whose state an update changes."""
-        return updated_segments(self.layouts)
 
 
 class Planner:

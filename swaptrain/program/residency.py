@@ -234,18 +234,19 @@ def planned_bytes(
     that the one before does not have, so that it is read while that one runs; as far as half of
     what the largest instruction leaves of the budget.
     """
-    sizes = {key: size_bytes(key) for instruction in program for key in instruction.touches}
+    keys = {key for instruction in program for key in instruction.touches}
+    sizes = {key: size_bytes(key) for key in keys}
     tenth = budget_bytes // _AHEAD_PART
     if _whole_bytes(program, sizes) <= budget_bytes - tenth:
         return budget_bytes - tenth
     most_read_bytes = most_bytes = 0
     before: set[ObjectKey] = set()
     for instruction in program:
-        keys = set(instruction.touches)
+        touched = set(instruction.touches)
         read = sum(sizes[key] for key in set(instruction.needs) - before)
         most_read_bytes = max(most_read_bytes, read)
-        most_bytes = max(most_bytes, sum(sizes[key] for key in keys))
-        before = keys
+        most_bytes = max(most_bytes, sum(sizes[key] for key in touched))
+        before = touched
     return budget_bytes - max(tenth, min(most_read_bytes, (budget_bytes - most_bytes) // 2))
 
 
