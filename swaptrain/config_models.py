@@ -218,7 +218,7 @@ class MemoryConfig(Section):
     """Budgets, in bytes once loaded; written as sizes with a unit."""
 
     host: Size = 4 * GIB
-    """RAM that the run may take beyond the base that torch itself needs."""
+    """RAM that the run may take beyond the base: torch, the captured graph, the data."""
     device: Size | None = None
     """Most memory that torch may take on the CUDA device, beside its context. null: no limit. Not
     for `device: cpu`."""

@@ -39,7 +39,7 @@ class StepMetrics:
     peak_device_bytes: int | None = None
     """None on a CPU device."""
     roofline_fraction: float | None = None
-    """The step's floor / its time (docs/design.md, speed); None where it is not known."""
+    """The step's floor / its time (docs/design.md, "The cost of a step"); None: not known."""
     eval_loss: float | None = None
     """Held-out loss after this step; the row has it only where it was measured."""
     resumed: bool = False

@@ -20,7 +20,7 @@ class Kind(StrEnum):
     GRADIENT = "gradient"
     """The gradient of a value after the readers down to `segment` have been summed."""
     ACCUMULATOR = "accumulator"
-    """The float32 gradients of a segment's parameters, summed over micro-batches."""
+    """A segment's parameter gradients: float32 sums, or bfloat16 of a single micro-batch."""
     SAVED = "saved"
     """What autograd saves in a segment's forward of one micro-batch, for its backward: scratch."""
 

@@ -220,3 +220,15 @@ def test_the_example_is_the_first_sequences(
     )
     assert larger["labels"].shape == (5, 8)
     assert larger["labels"].flatten()[20:24].tolist() == list(b"some")
+
+
+@pytest.mark.parametrize(("vocabulary", "said"), [(257, 0), (32_000, 1)])
+def test_bytes_for_a_model_of_words_are_said_once(
+    corpus: Corpus, data_config: Config, tmp_path: Path, vocabulary: int, said: int
+) -> None:
+    """Whoever forgot the tokenizer hears of it at the first start, not at the next one."""
+    config = data_config(text=[f"{corpus(a='some text of bytes')}/*"])
+    notes: list[str] = []
+    for _ in range(2):
+        open_data(config, seed=0, run_dir=tmp_path, model_vocabulary=vocabulary, note=notes.append)
+    assert sum("data.tokenizer is not set" in note for note in notes) == said

@@ -38,7 +38,7 @@ def durable(instruction: Instruction) -> Iterable[ObjectKey]:
 
 
 def least_traffic_bytes(parameters: int, boundary_bytes: int, cache_bytes: int) -> int:
-    """Section 5's T_min for commit_every 1; what is left of the cache holds values."""
+    """T_min of docs/design.md for commit_every 1; what is left of the cache holds values."""
     weights = min(cache_bytes, 2 * parameters)
     others = max(0, min(cache_bytes, 12 * parameters) - 2 * parameters)
     values = min(boundary_bytes, max(0, cache_bytes))
