@@ -33,8 +33,6 @@ __all__ = [
 ]
 
 _LONG_READ_BYTES = 2**30
-_MANY_WORDS = 2 * 257
-"""More than a model has that is meant for bytes."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,11 @@ def open_text(
     new_bytes = sum(file.size_bytes for file in found if file.path not in run_record.known)
     if new_bytes > _LONG_READ_BYTES:
         note(f"reading {format_size(new_bytes)} of text once, for its digest")
-    if new_bytes and tokenizer.name == "bytes" and (model_vocabulary or 0) > _MANY_WORDS:
+    forgotten = tokenizer.name == "bytes" and (model_vocabulary or 0) > 2 * tokenizer.vocabulary
+    if section == "data" and new_bytes and forgotten:
         note(
-            f"data.tokenizer is not set: a token is a byte, and most of the {model_vocabulary:,} "
-            "words of the model never occur"
+            f"data.tokenizer is bytes, of which there are {tokenizer.vocabulary}: most of the "
+            f"{model_vocabulary:,} words of the model never occur"
         )
     files = hash_files(found, run_record.known, key=key)
     record = DataRecord(corpus_digest(files, tokenizer.digest), tokenizer.digest, tuple(files))

@@ -231,4 +231,4 @@ def test_bytes_for_a_model_of_words_are_said_once(
     notes: list[str] = []
     for _ in range(2):
         open_data(config, seed=0, run_dir=tmp_path, model_vocabulary=vocabulary, note=notes.append)
-    assert sum("data.tokenizer is not set" in note for note in notes) == said
+    assert sum("data.tokenizer is bytes" in note for note in notes) == said
