@@ -67,8 +67,9 @@ class ModelConfig(Section):
 
     hf: HfModel | None = None
     """A directory with a Hugging Face `config.json`, or the config itself as a mapping with
-    `model_type`. The weights are the architecture's own initialisation; a directory that holds
-    safetensors is refused, since starting from a checkpoint is not there yet."""
+    `model_type`. The run begins from the weights beside it (`model.safetensors`, or the files that
+    `model.safetensors.index.json` names); where there are none, and for a mapping, from the
+    architecture's own initialisation."""
     python: Entry | None = None
     """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
     returns the loss or an object with `.loss`."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from swaptrain.capture.capture import Uncut, capture
-from swaptrain.capture.initialise import Construction, construct
+from swaptrain.capture.initialise import construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
 from swaptrain.execute.factory import Factory, python_factory
 from swaptrain.execute.hugging_face import hugging_face_factory
+from swaptrain.execute.pretrained import InitialWeights, Pretrained
 from swaptrain.store.files import existing_parent
 
 __all__ = ["BuiltModel", "build", "cast_batch", "model_factory"]
@@ -23,7 +27,7 @@ class BuiltModel:
     """A captured model with what its initial weights are made from."""
 
     uncut: Uncut
-    construction: Construction
+    initial: InitialWeights
 
 
 def model_factory(config: Config) -> Factory:
@@ -37,12 +41,20 @@ def model_factory(config: Config) -> Factory:
 
 
 def build(
-    config: Config, factory: Factory, batch: Mapping[str, torch.Tensor], *, draw: bool = True
+    config: Config,
+    factory: Factory,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    draw: bool = True,
+    buffers: Mapping[str, NDArray[Any]] | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> BuiltModel:
     """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
 
     Without `draw` no random numbers are drawn, which takes half a minute for billions of weights:
-    for a plan, which needs none of their values.
+    for a plan, which needs none of their values. `buffers` are those that never change of a run
+    that goes on: it needs the checkpoint that it began from no more. `note` hears what of a
+    checkpoint is not used or missing.
 
     The constructor runs in float32 (torch's default dtype), so that the masters are the plain
     constructor's weights; then floating parameters take the dtype of the computation.
@@ -54,6 +66,11 @@ def build(
         draw=draw,
     )
     module = construction.module
+    initial = InitialWeights(construction)
+    if buffers is not None:
+        _load_buffers(module, buffers)
+    elif factory.checkpoint is not None:
+        initial = Pretrained(construction, factory.checkpoint, note, draw=draw)
     masters = {
         name: str(parameter.dtype).removeprefix("torch.")
         for name, parameter in module.named_parameters()
@@ -61,7 +78,14 @@ def build(
     if config.model.dtype == "bfloat16":
         lower_parameters(module, construction.fake_mode, torch.bfloat16)
     uncut = capture(module, construction.fake_mode, cast_batch(batch, config.model.dtype), masters)
-    return BuiltModel(uncut, construction)
+    return BuiltModel(uncut, initial)
+
+
+def _load_buffers(module: nn.Module, buffers: Mapping[str, NDArray[Any]]) -> None:
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in buffers and not torch.equal(buffer, found := torch.tensor(buffers[name])):
+                buffer.copy_(found)
 
 
 def cast_batch(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:

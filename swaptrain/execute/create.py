@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import xxhash
 
-from swaptrain.capture.initialise import Construction
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.commits import record_bytes
@@ -20,6 +19,7 @@ from swaptrain.execute.home import StoreHome
 from swaptrain.execute.layouts import Layouts, views
 from swaptrain.execute.master import split
 from swaptrain.execute.planning import Plan
+from swaptrain.execute.pretrained import InitialWeights
 from swaptrain.execute.processor import this_machine
 from swaptrain.memory.slab import Pool
 from swaptrain.program.instructions import ObjectKey
@@ -130,9 +130,7 @@ class Creation:
         self._home, self._io = home, io
         self._model, self._layouts = plan.captured.model, plan.layouts
 
-    def write(
-        self, construction: Construction, tick: Callable[[int], None], *, trees: bool
-    ) -> None:
+    def write(self, initial: InitialWeights, tick: Callable[[int], None], *, trees: bool) -> None:
         """Write everything but the root, which makes the store exist.
 
         The initial values are made one array of one segment at a time.
@@ -141,11 +139,11 @@ class Creation:
         for segment in self._model.segments:
             k = segment.index
             if k in self._layouts.frozen:
-                self._write_frozen(k, construction)
+                self._write_frozen(k, initial)
             if k in self._layouts.state and not self._is_written(k, trees=trees):
-                self._write_segment(k, construction, trees=trees)
+                self._write_segment(k, initial, trees=trees)
             tick(k)
-        self._write_buffers(construction)
+        self._write_buffers(initial)
 
     def open(self) -> None:
         """Make sure that the files outside the slots exist: a finished run has deleted them."""
@@ -164,18 +162,18 @@ class Creation:
             return False
         return bool(record["version"] == 0 and record["fingerprint"] == self._model.fingerprint)
 
-    def _write_segment(self, k: int, construction: Construction, *, trees: bool) -> None:
+    def _write_segment(self, k: int, initial: InitialWeights, *, trees: bool) -> None:
         layout = self._layouts.state[k]
         slot = self._slots.take(layout.shape_class)
         assert slot is not None, "every segment has a slot"
-        slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, construction)))
+        slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, initial)))
         self._slots.switch(k, slot, tree="a" if trees else None)
 
-    def _write_frozen(self, k: int, construction: Construction) -> None:
+    def _write_frozen(self, k: int, initial: InitialWeights) -> None:
         layout = self._layouts.frozen[k]
         blank = self._record(k, 0, layout, blank_checksums(layout))
         slot = create_frozen(self._run_dir, k, layout, record_bytes=record_size(blank))
-        slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, construction)))
+        slot.write_record(self._record(k, 0, layout, self._fill(slot, layout, initial)))
 
     def _record(
         self, k: int, version: int, layout: SegmentLayout, sums: dict[str, list[int]]
@@ -189,14 +187,14 @@ class Creation:
         )
 
     def _fill(
-        self, slot: Slot, layout: SegmentLayout, construction: Construction
+        self, slot: Slot, layout: SegmentLayout, initial: InitialWeights
     ) -> dict[str, list[int]]:
         """Write the arrays of a slot, flushed; return the checksums of their chunks."""
         sums: dict[str, list[int]] = {}
         for array in layout.arrays:
             files = slot.array(array.name)
             if begins_with_values(array.name):
-                sums[array.name] = self._write_array(files, array, construction)
+                sums[array.name] = self._write_array(files, array, initial)
             else:
                 # Zeros are what the reserved files read as.
                 zeros = np.zeros(array.chunk_bytes, np.uint8)
@@ -204,7 +202,7 @@ class Creation:
         return sums
 
     def _write_array(
-        self, files: ArrayFiles, array: ArrayLayout, construction: Construction
+        self, files: ArrayFiles, array: ArrayLayout, initial: InitialWeights
     ) -> list[int]:
         pool = Pool(array.nbytes)
         slab = pool.take(array.nbytes)
@@ -214,7 +212,7 @@ class Creation:
                 continue
             parameter = self._model.parameters[name]
             with torch.no_grad():
-                value = construction.value(name)
+                value = initial.value(name)
                 if not parameter.split:
                     target.copy_(value)
                 elif array.name == "remainder":
@@ -228,15 +226,15 @@ class Creation:
         pool.give(slab)
         return sums
 
-    def _write_buffers(self, construction: Construction) -> None:
+    def _write_buffers(self, initial: InitialWeights) -> None:
         """Keep the buffers that belong to the model's state dict and never change."""
         kept = {
             name: tensor.detach().numpy()
-            for name, tensor in construction.module.state_dict().items()
+            for name, tensor in initial.module.state_dict().items()
             if name not in self._model.parameters
             and name not in self._model.buffers
             and not isinstance(tensor, torch.nn.Parameter)
-            and name in dict(construction.module.named_buffers())
+            and name in dict(initial.module.named_buffers())
         }
         if kept:
             write_buffers(self._run_dir, kept)

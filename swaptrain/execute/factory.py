@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from swaptrain.errors import ConfigError, SwaptrainError
+from swaptrain.execute.checkpoint import Checkpoint
 
 __all__ = ["Factory", "described", "python_factory"]
 
@@ -31,6 +32,8 @@ class Factory:
     vocabulary: int | None
     """Size of the vocabulary, when the model says it."""
     description: str
+    checkpoint: Checkpoint | None = None
+    """The weights that it begins from; None: those that it makes."""
 
 
 def python_factory(path: str, kwargs: Mapping[str, Any]) -> Factory:

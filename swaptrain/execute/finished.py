@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
@@ -13,6 +14,7 @@ from swaptrain.execute.stopping import StopRequest
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
 from swaptrain.store.live import held_segments
+from swaptrain.store.origin import ORIGIN, read_origin
 from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.slot import Slot
 from swaptrain.store.slot_bytes import copy_slot
@@ -40,8 +42,9 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
     return step if versions == {step} and step >= config.train.steps else None
 
 
-def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
-    """Whether an unfinished creation left segments of another model or cut (another budget)."""
+def begun_otherwise(run_dir: Path, fingerprint: str, origin: Mapping[str, Any] | None) -> bool:
+    """Whether an unfinished creation left segments of another model, cut, or checkpoint."""
+    other_origin = read_origin(run_dir) != origin
     directories = (segments_directory(run_dir), segments_directory(run_dir, TREES[0]))
     for link in (link for directory in directories for link in directory.glob("*")):
         if not link.is_symlink():
@@ -50,7 +53,7 @@ def begun_otherwise(run_dir: Path, fingerprint: str) -> bool:
             record = Slot(link).read_record()
         except DamagedStoreError:
             continue  # it was not written to its end
-        if record["fingerprint"] != fingerprint:
+        if record["fingerprint"] != fingerprint or other_origin:
             return True
     return False
 
@@ -109,7 +112,7 @@ def start_over(run_dir: Path) -> None:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("metrics.jsonl", "config.yaml", NOTE_FILE, GOING_BACK):
+    for name in ("metrics.jsonl", "config.yaml", NOTE_FILE, GOING_BACK, ORIGIN):
         (run_dir / name).unlink(missing_ok=True)
     flush_file_system(run_dir)
     (run_dir / STARTING_OVER).unlink()

@@ -16,6 +16,7 @@ from torch import nn
 
 from swaptrain.config import Config
 from swaptrain.errors import ConfigError, SwaptrainError
+from swaptrain.execute.checkpoint import open_checkpoint
 from swaptrain.execute.factory import Factory, described
 
 __all__ = ["hugging_face_factory"]
@@ -27,8 +28,6 @@ _OLD_KEYS = frozenset({
     "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss",
     "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "torchscript", "use_bfloat16",
 })  # fmt: skip
-_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-_NOT_WEIGHTS = frozenset({"training_args.bin"})
 
 
 def hugging_face_factory(config: Config) -> Factory:
@@ -68,7 +67,15 @@ def hugging_face_factory(config: Config) -> Factory:
         return model
 
     vocabulary = getattr(hf_config, "vocab_size", None)
-    return Factory(make, vocabulary, cls.__name__)
+    checkpoint = None
+    if not isinstance(config.model.hf, Mapping):
+        checkpoint = open_checkpoint(Path(str(config.model.hf)))
+    if checkpoint is not None and "quantization_config" in tree:
+        raise ConfigError(
+            f"model.hf: the weights of {config.model.hf} are quantised (quantization_config in its "
+            "config.json), and swaptrain trains them in full: convert the checkpoint first"
+        )
+    return Factory(make, vocabulary, cls.__name__, checkpoint)
 
 
 def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -80,24 +87,6 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
     path = Path(source) / "config.json"
     if not path.is_file():
         raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
-    pickled = sorted(
-        found
-        for found in Path(source).glob("*")
-        if found.suffix in _PICKLED and found.name not in _NOT_WEIGHTS
-    )
-    if pickled:
-        raise ConfigError(
-            f"model.hf: {source} holds weights that are pickled ({pickled[0].name}), which can run "
-            "code when they are read: swaptrain never reads them. Save them as safetensors, or "
-            "point model.hf to a directory with the config.json alone"
-        )
-    weights = sorted(Path(source).glob("*.safetensors"))
-    if weights:
-        raise ConfigError(
-            f"model.hf: {source} holds weights ({weights[0].name}); starting from a checkpoint is "
-            "not supported yet. Point model.hf to a directory with the config.json alone to train "
-            "from the architecture's own initialisation"
-        )
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

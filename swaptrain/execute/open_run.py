@@ -41,6 +41,7 @@ from swaptrain.program.instructions import Instruction
 from swaptrain.store.commit import Committer
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import write_aside
+from swaptrain.store.origin import record_origin
 from swaptrain.store.request import ExportDoor
 from swaptrain.store.root import RootRecord
 from swaptrain.store.snapshots import Snapshot, Snapshots
@@ -104,9 +105,11 @@ class OpenRun:
         data, evaluation = self._open_data(fresh)
         if back_to is not None and self._root is not None:
             self._root = go_back(run_dir, back_to, self._root, self._progress.note)
-        fingerprint = plan.captured.model.fingerprint
-        if fresh or (self._root is None and begun_otherwise(run_dir, fingerprint)):
+        fingerprint, origin = plan.captured.model.fingerprint, self._prepared.built.initial.origin
+        if fresh or (self._root is None and begun_otherwise(run_dir, fingerprint, origin)):
             start_over(run_dir)
+        if self._root is None:
+            record_origin(run_dir, origin)
         change = None
         if before is None or before == config.optimizer:
             self._record_config()

@@ -44,11 +44,14 @@ def open_store(
     open_slots(slots, plan.layouts, plan, trees=trees, snapshots=count)
     creation = Creation(run_dir, plan, slots, home, io)
     if root is None:
-        note(f"writing {plan.captured.model.parameter_count:,} initial weights to {run_dir}")
+        origin = prepared.built.initial.origin
+        source = f" of {origin['directory']}" if origin is not None else ""
+        count = plan.captured.model.parameter_count
+        note(f"writing {count:,} initial weights{source} to {run_dir}")
         root = _create(config, prepared, creation, slots, stop)
     else:
         creation.open()
-    prepared.built.construction.forget()
+    prepared.built.initial.forget()
     return slots, root
 
 
@@ -63,7 +66,7 @@ def _create(
         stop.doing(f"writing segment {min(k + 1, segments)}/{segments}")
 
     stop.doing(f"writing segment 1/{segments}")
-    creation.write(prepared.built.construction, tick, trees=trees)
+    creation.write(prepared.built.initial, tick, trees=trees)
     root = root_record(config, plan, threads=prepared.threads, device=prepared.device.device)
     if trees:
         create_root(config.run.dir, root, tree="a")

@@ -188,7 +188,7 @@ class Planner:
         return (
             max((array.nbytes for array in arrays), default=0)
             + max(masters, default=0)
-            + self._built.construction.largest_value_bytes()
+            + self._built.initial.largest_value_bytes()
         )
 
     def _refusal(self) -> str:

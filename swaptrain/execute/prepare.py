@@ -18,7 +18,7 @@ from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
 from swaptrain.store.files import disk_errors
-from swaptrain.store.root import RootRecord, refuse_tmpfs
+from swaptrain.store.root import RootRecord, read_buffers, refuse_tmpfs
 
 __all__ = ["Prepared", "recorded_config", "update_rule"]
 
@@ -51,7 +51,14 @@ class Prepared:
         )
         _check_held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
-        self.built: BuiltModel = build(config, self.factory, example, draw=draw)
+        self.built: BuiltModel = build(
+            config,
+            self.factory,
+            example,
+            draw=draw,
+            buffers=read_buffers(config.run.dir) if root is not None else None,
+            note=note,
+        )
         self.planner = Planner(
             config,
             self.built,

@@ -44,6 +44,8 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
     config = report.config
     yield "run", str(report.path)
     yield "model", f"{_model(config)}, {config.model.dtype}"
+    if report.origin is not None:
+        yield "began from", report.origin
     yield "data", _data(config)
     yield (
         "optimizer",

@@ -13,6 +13,7 @@ from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.live import Held
 from swaptrain.store.lock import lock_owner
+from swaptrain.store.origin import read_origin
 from swaptrain.store.record import read_record
 from swaptrain.store.root import RootRecord
 from swaptrain.store.schema import check_intent
@@ -71,6 +72,8 @@ class RunReport:
     """The last lines of metrics.jsonl."""
     disk_bytes: int
     snapshots: tuple[SnapshotRow, ...] = ()
+    origin: str | None = None
+    """The directory of the checkpoint that it began from; None: from the constructor's weights."""
 
 
 def read_run(path: Path, *, lines: int = 5) -> RunReport:
@@ -106,6 +109,7 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
         disk_bytes=_disk_bytes(path),
         snapshots=tuple(_snapshots(path, live)),
+        origin=origin["directory"] if (origin := read_origin(path)) is not None else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Items", "image_labels", "images", "pairs", "tokens", "vectors"]
+__all__ = ["Items", "image_labels", "images", "pairs", "pictures", "tokens", "vectors"]
 
 
 class Items:
@@ -24,6 +24,9 @@ class Items:
         if self.kind == "image_labels":
             label = torch.randint(0, 10, (), generator=g)
             return {"x": torch.randn(1, 8, 8, generator=g), "y": label}
+        if self.kind == "pictures":
+            label = torch.randint(0, 10, (), generator=g)
+            return {"pixel_values": torch.randn(1, 16, 16, generator=g), "labels": label}
         if self.kind == "pairs":
             return {
                 "source": torch.randint(0, 40, (12,), generator=g),
@@ -44,6 +47,11 @@ def image_labels() -> Items:
 
 def pairs() -> Items:
     return Items("pairs")
+
+
+def pictures() -> Items:
+    """Images and labels under the names that transformers' models take."""
+    return Items("pictures")
 
 
 def tokens() -> Items:

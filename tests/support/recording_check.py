@@ -248,7 +248,8 @@ def _look_at_metrics(run_dir: Path, done: int, found: Found) -> None:
 
 def _look_at_creation(job: Job, known: Known, found: Found) -> None:
     """What an unfinished creation left, and the next start keeps, is whole; spares are blank."""
-    if begun_otherwise(job.run_dir, job.prepared.plan.captured.model.fingerprint):
+    fingerprint = job.prepared.plan.captured.model.fingerprint
+    if begun_otherwise(job.run_dir, fingerprint, None):
         found.wrong.append("an unfinished creation looks like that of another model")
     tree = "a" if job.config.store.commit_every > 1 else None
     live = set()
