@@ -23,6 +23,7 @@ from swaptrain.reference import train_reference
 from swaptrain.store.export import export_weights
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.test_exactness import GPT2, LLAMA, T5
+from tests.test_resume import draws_of
 
 MIXTRAL: dict[str, Any] = {
     **LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_hidden_layers": 2,
@@ -162,14 +163,21 @@ def test_the_masters_are_what_is_stored(
     )
 
 
-def test_a_run_goes_on_without_its_checkpoint(tmp_path: Path) -> None:
-    """The weights are needed once: then config.json is enough, and constant buffers are kept."""
+def test_a_run_goes_on_without_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are needed once: then config.json is enough, and constant buffers are kept.
+
+    None of the constructor's are drawn, neither at first nor later.
+    """
+    draws = draws_of(monkeypatch)
     fields, data = MODELS["resnet"]
     directory = saved(fields, tmp_path / "checkpoint")
     whole = trained(config_of(tmp_path / "whole", tree_of(directory, data)))
     train(config_of(tmp_path / "run", tree_of(directory, data, train={"steps": 2})))
     (directory / "model.safetensors").unlink()
     train(config_of(tmp_path / "run", tree_of(directory, data)))
+    assert draws == [False, False, False]
     assert losses(tmp_path / "run") == losses(whole)
     assert_same_bits(weights(tmp_path / "run"), weights(whole))
 
@@ -196,7 +204,7 @@ def test_what_an_export_writes_is_begun_from(name: str, tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_not_there_is_the_constructors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The body's weights without the head: the head begins at random, and the run says so."""
     directory = saved(MODELS["llama"][0], tmp_path / "checkpoint")
@@ -206,7 +214,9 @@ def test_a_head_that_is_not_there_is_the_constructors(
     # The names of the body alone, as LlamaModel saves it.
     body = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     save_file(body, directory / "model.safetensors")
+    draws = draws_of(monkeypatch)
     run_dir = trained(config_of(tmp_path / "run", tree_of(directory, **STILL)))
+    assert draws == [False, True]
     said = capsys.readouterr().out
     assert f"{directory} has no lm_head.weight: they begin as the constructor makes them" in said
     assert "holds 1 tensors that LlamaForCausalLM has no place for: another.weight" in said

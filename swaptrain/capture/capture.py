@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import xxhash
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -14,6 +13,7 @@ from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits, choose_cuts
 from swaptrain.capture.export import export_graph
+from swaptrain.capture.fingerprint import cut_fingerprint
 from swaptrain.capture.gradient_layout import gradient_strides, is_dense
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
@@ -240,7 +240,7 @@ def _model_spec(
         values=values,
         segments=tuple(segments),
         loss=loss.name,
-        fingerprint=_fingerprint(uncut, cuts),
+        fingerprint=cut_fingerprint(uncut, cuts),
     )
 
 
@@ -285,16 +285,3 @@ def _short(name: str) -> str:
         if part.isdigit():
             return ".".join(parts[: i + 1])
     return ".".join(parts[:-1]) or name
-
-
-def _fingerprint(uncut: Uncut, cuts: list[int]) -> str:
-    """Digest the operations, their arguments, every layout, and the cut."""
-    lines = [f"cuts {cuts}"]
-    lines += [f"{p.tensor} {p.master} {p.trainable}" for p in uncut.parameters.values()]
-    for node in uncut.captured.graph.nodes:
-        layouts = [
-            f"{t.dtype}{tuple(t.shape)}{t.stride()}"
-            for t in (uncut.trace.facts[node].tensors if node in uncut.trace.facts else ())
-        ]
-        lines.append(f"{node.op} {node.target} {node.args} {node.kwargs} {layouts}")
-    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from swaptrain.capture.capture import Uncut, capture
-from swaptrain.capture.initialise import construct
+from swaptrain.capture.fingerprint import content_digest
+from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
+from swaptrain.execute.checkpoint import Checkpoint
 from swaptrain.execute.factory import Factory, python_factory
 from swaptrain.execute.hugging_face import hugging_face_factory
 from swaptrain.execute.pretrained import InitialWeights, Pretrained
@@ -28,6 +30,8 @@ class BuiltModel:
 
     uncut: Uncut
     initial: InitialWeights
+    content: str
+    """Of the graph and its constants: what of a capture no random number may have changed."""
 
 
 def model_factory(config: Config) -> Factory:
@@ -52,25 +56,19 @@ def build(
     """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
 
     Without `draw` no random numbers are drawn, which takes half a minute for billions of weights:
-    for a plan, which needs none of their values. `buffers` are those that never change of a run
-    that goes on: it needs the checkpoint that it began from no more. `note` hears what of a
-    checkpoint is not used or missing.
+    for those who need none of their values. Nor are they where a checkpoint has all of them.
+    `buffers` are those that never change of a run that goes on: it needs the checkpoint that it
+    began from no more. `note` hears what of a checkpoint is not used or missing.
 
     The constructor runs in float32 (torch's default dtype), so that the masters are the plain
     constructor's weights; then floating parameters take the dtype of the computation.
     """
-    construction = construct(
-        factory.make,
-        seed=config.train.seed,
-        scratch_dir=existing_parent(config.run.dir),  # its files have no names: nothing is left
-        draw=draw,
-    )
-    module = construction.module
-    initial = InitialWeights(construction)
-    if buffers is not None:
-        _load_buffers(module, buffers)
-    elif factory.checkpoint is not None:
-        initial = Pretrained(construction, factory.checkpoint, note, draw=draw)
+    if buffers is None and factory.checkpoint is not None:
+        initial: InitialWeights = _pretrained(config, factory, factory.checkpoint, note, draw=draw)
+    else:
+        initial = InitialWeights(_construct(config, factory, draw=draw))
+    module, construction = initial.module, initial.construction
+    _load_buffers(module, buffers or {})
     masters = {
         name: str(parameter.dtype).removeprefix("torch.")
         for name, parameter in module.named_parameters()
@@ -78,7 +76,35 @@ def build(
     if config.model.dtype == "bfloat16":
         lower_parameters(module, construction.fake_mode, torch.bfloat16)
     uncut = capture(module, construction.fake_mode, cast_batch(batch, config.model.dtype), masters)
-    return BuiltModel(uncut, initial)
+    return BuiltModel(uncut, initial, content_digest(uncut))
+
+
+def _construct(config: Config, factory: Factory, *, draw: bool) -> Construction:
+    return construct(
+        factory.make,
+        seed=config.train.seed,
+        scratch_dir=existing_parent(config.run.dir),  # its files have no names: nothing is left
+        draw=draw,
+    )
+
+
+def _pretrained(
+    config: Config,
+    factory: Factory,
+    checkpoint: Checkpoint,
+    note: Callable[[str], None],
+    *,
+    draw: bool,
+) -> Pretrained:
+    """Return the weights of a checkpoint, and the constructor's for what it has not."""
+    found = Pretrained(_construct(config, factory, draw=False), checkpoint)
+    if found.missing and draw:
+        found = Pretrained(_construct(config, factory, draw=True), checkpoint)
+    for remark in found.remarks:
+        note(remark)
+    if draw:
+        found.load()
+    return found
 
 
 def _load_buffers(module: nn.Module, buffers: Mapping[str, NDArray[Any]]) -> None:

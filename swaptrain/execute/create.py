@@ -80,8 +80,13 @@ def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[
     return counts
 
 
-def root_record(config: Config, plan: Plan, *, threads: int, device: torch.device) -> RootRecord:
-    """Return what holds for the life of a store that is created now."""
+def root_record(
+    config: Config, plan: Plan, *, content: str, threads: int, device: torch.device
+) -> RootRecord:
+    """Return what holds for the life of a store that is created now.
+
+    `content` is the digest of what was captured (`BuiltModel.content`).
+    """
     model = plan.captured.model
     return RootRecord(
         fingerprint=model.fingerprint,
@@ -99,6 +104,7 @@ def root_record(config: Config, plan: Plan, *, threads: int, device: torch.devic
         commit_every=config.store.commit_every,
         choices={
             "cuts": plan.cuts,
+            "content": content,
             "chunk": plan.layouts.chunk_bytes,
             "threads": threads,
             "dtype": config.model.dtype,

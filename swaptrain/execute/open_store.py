@@ -67,7 +67,13 @@ def _create(
 
     stop.doing(f"writing segment 1/{segments}")
     creation.write(prepared.built.initial, tick, trees=trees)
-    root = root_record(config, plan, threads=prepared.threads, device=prepared.device.device)
+    root = root_record(
+        config,
+        plan,
+        content=prepared.built.content,
+        threads=prepared.threads,
+        device=prepared.device.device,
+    )
     if trees:
         create_root(config.run.dir, root, tree="a")
         slots.switch_tree()

@@ -51,14 +51,7 @@ class Prepared:
         )
         _check_held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
-        self.built: BuiltModel = build(
-            config,
-            self.factory,
-            example,
-            draw=draw,
-            buffers=read_buffers(config.run.dir) if root is not None else None,
-            note=note,
-        )
+        self.built: BuiltModel = _built(config, root, self.factory, example, note, draw=draw)
         self.planner = Planner(
             config,
             self.built,
@@ -79,6 +72,29 @@ class Prepared:
                 "model or the version of torch or transformers has changed since. Restore it, or "
                 "start over with --fresh"
             )
+
+
+def _built(
+    config: Config,
+    root: RootRecord | None,
+    factory: Factory,
+    example: Mapping[str, torch.Tensor],
+    note: Callable[[str], None],
+    *,
+    draw: bool,
+) -> BuiltModel:
+    """Build the model, of a run that goes on without drawing its initial weights again.
+
+    Only where its graph or a constant is another then, since numbers that the constructor drew are
+    in them, are they drawn all the same.
+    """
+    if root is None:
+        return build(config, factory, example, draw=draw, note=note)
+    buffers = read_buffers(config.run.dir)
+    built = build(config, factory, example, draw=False, buffers=buffers)
+    if draw and built.content != root.choices.get("content"):
+        return build(config, factory, example, draw=True, buffers=buffers)
+    return built
 
 
 def update_rule(optimizer: OptimizerConfig) -> UpdateRule:

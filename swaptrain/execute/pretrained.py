@@ -44,20 +44,20 @@ class InitialWeights:
     """Where they come from; None: from the constructor and the seed."""
 
     def __init__(self, construction: Construction) -> None:
-        self._construction = construction
+        self.construction = construction
         self.module = construction.module
 
     def value(self, name: str) -> torch.Tensor:
         """Return the initial value of a parameter, a new real tensor (`Construction.value`)."""
-        return self._construction.value(name)
+        return self.construction.value(name)
 
     def largest_value_bytes(self) -> int:
         """Return how many bytes `value` needs at most beyond its result."""
-        return self._construction.largest_value_bytes()
+        return self.construction.largest_value_bytes()
 
     def forget(self) -> None:
         """Free what the values are made from."""
-        self._construction.forget()
+        self.construction.forget()
 
 
 class Pretrained(InitialWeights):
@@ -65,21 +65,12 @@ class Pretrained(InitialWeights):
 
     They are bit for bit those of `from_pretrained(directory, dtype=torch.float32)`: stored names
     and forms of older versions are converted by transformers' own rules. What only the checkpoint
-    has is left out, and a head that it has not keeps the constructor's values; `note` hears both.
-    The module's buffers take the stored values at once.
+    has is left out, and a head that it has not keeps the constructor's values.
 
-    Raises ConfigError where a weight of the model's body is missing, a shape is another, or two
-    names of one tied weight hold different values.
+    Raises ConfigError where a weight of the model's body is missing, or a shape is another.
     """
 
-    def __init__(
-        self,
-        construction: Construction,
-        checkpoint: Checkpoint,
-        note: Callable[[str], None],
-        *,
-        draw: bool,
-    ) -> None:
+    def __init__(self, construction: Construction, checkpoint: Checkpoint) -> None:
         super().__init__(construction)
         self._checkpoint = checkpoint
         self.origin = checkpoint.origin
@@ -92,12 +83,27 @@ class Pretrained(InitialWeights):
         self._aliases = _aliases(self.module)
         self._forms: dict[str, _Form] = {}
         self._shapes: dict[str, torch.Size] = {}
-        self._check_unused(self._find_forms(), note)
+        self.remarks: list[str] = []
+        """What a user should know of what the checkpoint has and has not."""
+        self._check_unused(self._find_forms())
         self._check_found()
-        self._check_missing(note)
-        if draw:
-            self._check_tied()
-            self._load_buffers()
+        self.missing = [
+            name
+            for name in self._places
+            if not any(alias in self._forms for alias in self._aliases.get(name, [name]))
+        ]
+        """What the checkpoint has not, by the model's names."""
+        self._check_missing()
+
+    def load(self) -> None:
+        """Let the module's buffers take the stored values, before it is captured.
+
+        Raises ConfigError where two names of one tied weight hold different values.
+        """
+        self._check_tied()
+        with torch.no_grad():
+            for name in self._forms.keys() - self._parameters.keys():
+                self._places[name].copy_(self._stored(name))
 
     def value(self, name: str) -> torch.Tensor:
         """Return the initial value of a parameter: the checkpoint's, or else the constructor's.
@@ -207,16 +213,15 @@ class Pretrained(InitialWeights):
                         "weights cannot be trained; convert the checkpoint first"
                     )
 
-    def _check_missing(self, note: Callable[[str], None]) -> None:
+    def _check_missing(self) -> None:
         """Refuse a checkpoint that lacks weights of the model's body; say what else it lacks."""
         module: Any = self.module
         directory = self._checkpoint.directory
         ignored = module._keys_to_ignore_on_load_missing or ()
         missing = [
             name
-            for name in self._places
-            if not any(alias in self._forms for alias in self._aliases.get(name, [name]))
-            and not any(re.search(pattern, name) for pattern in ignored)
+            for name in self.missing
+            if not any(re.search(pattern, name) for pattern in ignored)
         ]
         prefix = module.base_model_prefix
         body = f"{prefix}." if prefix and hasattr(module, prefix) else ""
@@ -227,15 +232,17 @@ class Pretrained(InitialWeights):
                 f"{type(module).__name__}: {_listed(lost)}; it is another model's, or not whole"
             )
         if missing:
-            note(f"{directory} has no {_listed(missing)}: they begin as the constructor makes them")
+            self.remarks.append(
+                f"{directory} has no {_listed(missing)}: they begin as the constructor makes them"
+            )
 
-    def _check_unused(self, unused: list[str], note: Callable[[str], None]) -> None:
+    def _check_unused(self, unused: list[str]) -> None:
         """Say what the checkpoint has and the model does not, but what transformers ignores."""
         module: Any = self.module
         ignored = [*(module._keys_to_ignore_on_load_unexpected or ()), *_OUTDATED]
         unused = [u for u in unused if not any(re.search(pattern, u) for pattern in ignored)]
         if unused:
-            note(
+            self.remarks.append(
                 f"{self._checkpoint.directory} holds {len(unused)} tensors that "
                 f"{type(self.module).__name__} has no place for: {_listed(unused)}"
             )
@@ -251,11 +258,6 @@ class Pretrained(InitialWeights):
                         f"and {other}, which its config.json ties to one: set "
                         "tie_word_embeddings to false there"
                     )
-
-    def _load_buffers(self) -> None:
-        with torch.no_grad():
-            for name in self._forms.keys() - self._parameters.keys():
-                self._places[name].copy_(self._stored(name))
 
 
 def _aliases(module: nn.Module) -> dict[str, list[str]]:

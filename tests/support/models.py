@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["bottleneck_unet", "convolutional", "encoder_decoder", "frozen_mlp", "gpt"]
+__all__ = ["bottleneck_unet", "convolutional", "drawn", "encoder_decoder", "frozen_mlp", "gpt"]
 __all__ += ["language", "lstm", "part_frozen"]
 
 
@@ -167,6 +167,22 @@ class PartFrozen(nn.Module):
 
 def part_frozen() -> nn.Module:
     return PartFrozen()
+
+
+class Drawn(nn.Module):
+    """Keeps numbers that its constructor drew, in a tensor and in the graph itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 512), nn.Linear(512, 16)
+        self.noise, self.scale = torch.rand(16), float(torch.rand(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mse_loss(self.last(torch.tanh(self.first(x + self.noise))) * self.scale, x)
+
+
+def drawn() -> nn.Module:
+    return Drawn()
 
 
 class Language(nn.Module):
