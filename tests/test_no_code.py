@@ -85,7 +85,7 @@ def test_a_model_directory_cannot_run_code(
     (model / "config.json").write_text(json.dumps(fields))
     (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
     assert main(["plan", "--config", str(config)]) == 2
-    assert "never reads them" in capsys.readouterr().err
+    assert "never reads (pytorch_model.bin" in capsys.readouterr().err
     assert not canary.exists() and "evil" not in sys.modules
 
 

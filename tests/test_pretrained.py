@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError
-from swaptrain.execute import create
+from swaptrain.execute import create, open_run
 from swaptrain.execute.train import train
 from swaptrain.observe.run_report import read_run
 from swaptrain.reference import train_reference
+from swaptrain.store.direct import DirectIO
 from swaptrain.store.export import export_weights
+from swaptrain.store.verify import Verifier
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.test_exactness import GPT2, LLAMA, T5
 from tests.test_resume import draws_of
@@ -163,8 +165,17 @@ def test_the_masters_are_what_is_stored(
     )
 
 
+def _lose_all(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+def _spoil(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"no weights")
+
+
+@pytest.mark.parametrize("damage", [_lose_all, _spoil])
 def test_a_run_goes_on_without_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights are needed once: then config.json is enough, and constant buffers are kept.
 
@@ -175,7 +186,7 @@ def test_a_run_goes_on_without_its_checkpoint(
     directory = saved(fields, tmp_path / "checkpoint")
     whole = trained(config_of(tmp_path / "whole", tree_of(directory, data)))
     train(config_of(tmp_path / "run", tree_of(directory, data, train={"steps": 2})))
-    (directory / "model.safetensors").unlink()
+    damage(directory)
     train(config_of(tmp_path / "run", tree_of(directory, data)))
     assert draws == [False, False, False]
     assert losses(tmp_path / "run") == losses(whole)
@@ -219,7 +230,7 @@ def test_a_head_that_is_not_there_is_the_constructors(
     assert draws == [False, True]
     said = capsys.readouterr().out
     assert f"{directory} has no lm_head.weight: they begin as the constructor makes them" in said
-    assert "holds 1 tensors that LlamaForCausalLM has no place for: another.weight" in said
+    assert "holds what LlamaForCausalLM has no place for, or twice: another.weight" in said
     found = weights(run_dir)
     name = "model.layers.1.mlp.up_proj.weight"
     assert torch.equal(found[name], tensors[name])
@@ -255,6 +266,89 @@ def test_a_creation_that_was_cut_short_keeps_no_other_weights(
     assert_same_bits(found, {name: tensors[name] + 1 for name in found})
 
 
+def test_a_file_that_changes_while_it_is_read_is_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced in the middle of the first weights, it is refused; then the run begins from it."""
+    directory = saved(LLAMA, tmp_path / "checkpoint")
+    tree = tree_of(directory, memory={"segment": "16KiB"}, **STILL)
+    tensors = load_file(directory / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path / "new")
+    write = create.Creation._write_segment
+
+    def replaced(self: Any, k: int, initial: Any, *, trees: bool) -> None:
+        if k == 3 and (tmp_path / "new").exists():
+            (tmp_path / "new").replace(directory / "model.safetensors")
+        write(self, k, initial, trees=trees)
+
+    monkeypatch.setattr(create.Creation, "_write_segment", replaced)
+    with pytest.raises(ConfigError, match="has changed while it was being read"):
+        train(config_of(tmp_path / "run", tree))
+    found = weights(trained(config_of(tmp_path / "run", tree)))
+    assert_same_bits(found, {name: tensors[name] + 1 for name in found})
+
+
+def test_a_run_that_begins_anew_from_the_constructor_does_not_name_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut short before anything was written, and the weights taken away."""
+    directory = saved(LLAMA, tmp_path / "checkpoint")
+    config = config_of(tmp_path / "run", tree_of(directory, **STILL))
+
+    def cut_short(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(open_run, "open_store", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    assert read_run(config.run.dir).origin == str(directory)
+    (directory / "model.safetensors").unlink()
+    assert read_run(trained(config)).origin is None
+
+
+def test_a_damaged_record_of_the_checkpoint_stops_nothing(tmp_path: Path) -> None:
+    """It says where weights came from, and nothing that trains depends on it."""
+    directory = saved(LLAMA, tmp_path / "checkpoint")
+    run_dir = trained(config_of(tmp_path / "run", tree_of(directory, **STILL)))
+    path = run_dir / "initial-weights.json"
+    path.write_bytes(path.read_bytes().replace(b"files", b"fires"))
+    assert read_run(run_dir).origin == "unknown: initial-weights.json does not verify"
+    with DirectIO(1) as io:
+        result = Verifier(run_dir, io).verify()
+    assert not result.findings
+    assert any("initial-weights.json" in note for note in result.notes)
+
+
+def test_checkpoints_lie_where_the_hub_keeps_them(tmp_path: Path) -> None:
+    """Its cache has links to files of other names, one directory up and down again."""
+    directory = saved(LLAMA, tmp_path / "checkpoint")
+    split_in_two(directory)
+    snapshot = tmp_path / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(directory.iterdir())):
+        (tmp_path / "blobs").mkdir(exist_ok=True)
+        file.rename(tmp_path / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    found = weights(trained(config_of(tmp_path / "run", tree_of(snapshot, **STILL))))
+    expected = {name: p.detach() for name, p in loaded(snapshot).named_parameters()}
+    assert_same_bits(found, expected)
+
+
+def test_a_pooler_that_is_not_there_is_the_constructors(tmp_path: Path) -> None:
+    """What a masked language model was trained without begins at random in a classifier."""
+    directory = saved(BERT, tmp_path / "checkpoint")
+    path = directory / "config.json"
+    fields = {**json.loads(path.read_text()), "architectures": ["BertForSequenceClassification"]}
+    path.write_text(json.dumps({**fields, "tie_word_embeddings": False}))
+    tree = tree_of(directory, "tests.support.datasets:labelled_text", **STILL)
+    found = weights(trained(config_of(tmp_path / "run", tree)))
+    stored = load_file(directory / "model.safetensors")
+    shared = {name: tensor for name, tensor in found.items() if name in stored}
+    assert len(shared) > 20 and "bert.pooler.dense.weight" in found.keys() - shared.keys()
+    assert_same_bits(shared, {name: stored[name] for name in shared})
+
+
 def _drop(tensors: dict[str, Tensor]) -> None:
     del tensors["model.layers.1.mlp.up_proj.weight"]
 
@@ -287,7 +381,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
     "another's": (_rename, r"lacks \d+ of the \d+ .* and \d+ more; it is another model's"),
     "shape": (_widen, r"model.norm.weight has the shape \(33,\) in .* and \(32,\) in the model"),
     "tied": (_untie, "different values of .*: set tie_word_embeddings to false"),
-    "int8": (_quantise, "is stored in I8 and float32 in the model: quantised"),
+    "int8": (_quantise, "is stored in I8: swaptrain trains weights of 16 bits and more"),
     "fp8": (_narrow, "is stored in F8_E4M3: swaptrain trains weights of 16 bits and more"),
 }
 
@@ -334,6 +428,24 @@ def _pickled(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
+def _gguf(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "model.gguf")
+
+
+def _adapters(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+
+
+def _dangling(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").symlink_to("../blobs/gone")
+
+
+def _nested(directory: Path) -> None:
+    split_in_two(directory)
+    (directory / "model.safetensors.index.json").write_text("[" * 100_000)
+
+
 def _quantised(directory: Path) -> None:
     path = directory / "config.json"
     config = json.loads(path.read_text())
@@ -342,12 +454,16 @@ def _quantised(directory: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut": (_cut, "cannot read .*model.safetensors: .* fetch it again"),
-    "part": (_lose_a_part, r"00002.safetensors does not exist, .* \(1 of 2 files are there\)"),
+    "part": (_lose_a_part, r"00002.safetensors is no file .* 1 of its 2 files are there"),
     "outside": (_lead_out, "which is not beside it"),
     "index": (_no_index, "cannot read .*model.safetensors.index.json"),
     "name": (_other_name, "holds weights.safetensors, but neither model.safetensors nor"),
-    "pickled": (_pickled, "pickled .*swaptrain never reads them"),
+    "pickled": (_pickled, r"swaptrain never reads \(pytorch_model.bin; what is pickled"),
+    "gguf": (_gguf, r"swaptrain never reads \(model.gguf"),
+    "adapters": (_adapters, "holds adapters .* merge them"),
     "quantised": (_quantised, "are quantised"),
+    "dangling": (_dangling, "model.safetensors leads to nothing: fetch it again"),
+    "nested": (_nested, "cannot read .*model.safetensors.index.json: RecursionError"),
 }
 
 

@@ -63,8 +63,9 @@ def build(
     The constructor runs in float32 (torch's default dtype), so that the masters are the plain
     constructor's weights; then floating parameters take the dtype of the computation.
     """
-    if buffers is None and factory.checkpoint is not None:
-        initial: InitialWeights = _pretrained(config, factory, factory.checkpoint, note, draw=draw)
+    checkpoint = factory.checkpoint() if buffers is None else None
+    if checkpoint is not None:
+        initial: InitialWeights = _pretrained(config, factory, checkpoint, note, draw=draw)
     else:
         initial = InitialWeights(_construct(config, factory, draw=draw))
     module, construction = initial.module, initial.construction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_OTHER_FORMS = (
+    *("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle"),
+    *("*.h5", "*.msgpack", "*.gguf"),
+)
 _NOT_WEIGHTS = frozenset({"training_args.bin"})
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_OTHERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_MOST_MAPPED_BYTES = 256 << 20
+"""Of one file, before its pages are let go: what was read of it counts as resident until then."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,14 @@ class StoredTensor:
         return self.dtype in _FLOATING
 
     @property
+    def numel(self) -> int:
+        """Elements."""
+        return torch.Size(self.shape).numel()
+
+    @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
-        return torch.Size(self.shape).numel() * (_FLOATING | _OTHERS)[self.dtype]
+        """Bytes in the file, of whole numbers at most."""
+        return self.numel * _FLOATING.get(self.dtype, 8)
 
 
 class Checkpoint:
@@ -49,74 +59,92 @@ class Checkpoint:
     def __init__(self, directory: Path, files: list[Path]) -> None:
         self.directory = directory
         self.tensors: dict[str, StoredTensor] = {}
-        self._files = files
-        for file in files:
-            self._read_header(file)
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What tells these files from others: their names, sizes, times and headers."""
-        return {
-            "directory": str(self.directory.resolve()),
+        self._stamps: dict[Path, tuple[int, ...]] = {}
+        self._open: Any = None
+        self._open_path: Path | None = None
+        self._mapped_bytes = 0
+        headers = [self._read_header(file) for file in files]
+        self.origin: dict[str, Any] = {
+            "directory": str(directory.resolve()),
             "files": [
-                {
-                    "name": file.name,
-                    "bytes": file.stat().st_size,
-                    "modified_ns": file.stat().st_mtime_ns,
-                    "header": f"{xxhash.xxh3_64_intdigest(_header(file)):016x}",
-                }
-                for file in self._files
+                {"name": file.name, "stamp": list(self._stamps[file]), "header": header}
+                for file, header in zip(files, headers, strict=True)
             ],
         }
+        """What tells these files from others: their names, sizes, times and headers."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor as it is stored; raises ConfigError where the file has changed since.
+        """Return a tensor as it is stored, which shows pages of its file as long as it lives.
 
-        It shows the file's pages as long as it lives, and takes no other memory.
+        Raises ConfigError where the file cannot be read, or has changed since it was opened.
         """
         stored = self.tensors[name]
         try:
-            with safe_open(stored.file, framework="pt") as file:
-                found: torch.Tensor = file.get_tensor(name)
+            if _stamp(stored.file) != self._stamps[stored.file]:
+                raise ConfigError(
+                    f"model.hf: {stored.file} has changed while it was being read: run the same "
+                    "command again to begin from what it is now"
+                )
+            found: torch.Tensor = self._handle(stored).get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"model.hf: cannot read {name} of {stored.file}: {error}") from error
-        if tuple(found.shape) != stored.shape:
-            raise ConfigError(f"model.hf: {stored.file} has changed while it was being read")
         return found
 
-    def _read_header(self, path: Path) -> None:
+    def close(self) -> None:
+        """Let go of the file that was read last."""
+        self._open = self._open_path = None
+
+    def _handle(self, stored: StoredTensor) -> Any:
+        # To open a file is to read all names in it, so not for each tensor.
+        self._mapped_bytes += stored.nbytes
+        if stored.file != self._open_path or self._mapped_bytes > _MOST_MAPPED_BYTES:
+            self._open, self._open_path = safe_open(stored.file, framework="pt"), stored.file
+            self._mapped_bytes = stored.nbytes
+        return self._open
+
+    def _read_header(self, path: Path) -> str:
+        """Take note of a file and its tensors; return the digest of its header."""
         try:
+            self._stamps[path] = _stamp(path)
+            with path.open("rb") as raw:  # says which error it is; safetensors says "No such file"
+                length = raw.read(8)
+                header = length + raw.read(int.from_bytes(length, "little"))
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
                     part = file.get_slice(name)
-                    stored = StoredTensor(path, part.get_dtype(), tuple(part.get_shape()))
                     if name in self.tensors:
                         raise ConfigError(
-                            f"model.hf: {name} is in {self.tensors[name].file.name} and in "
+                            f"model.hf: {name!r} is in {self.tensors[name].file.name} and in "
                             f"{path.name} of {self.directory}"
                         )
-                    if stored.dtype not in _FLOATING | _OTHERS:
-                        raise ConfigError(
-                            f"model.hf: {name} of {path} is stored in {stored.dtype}: swaptrain "
-                            "trains weights of 16 bits and more; convert the checkpoint first"
-                        )
-                    self.tensors[name] = stored
-        except (OSError, SafetensorError) as error:
+                    self.tensors[name] = StoredTensor(
+                        path, part.get_dtype(), tuple(part.get_shape())
+                    )
+        except OSError as error:
+            raise ConfigError(f"model.hf: cannot read {path}: {error.strerror or error}") from error
+        except (SafetensorError, OverflowError) as error:
             raise ConfigError(
                 f"model.hf: cannot read {path}: {error}. It is damaged or not whole: fetch it again"
             ) from error
+        return f"{xxhash.xxh3_64_intdigest(header):016x}"
 
 
 def open_checkpoint(directory: Path) -> Checkpoint | None:
     """Return the weights beside a config.json; None where there are none.
 
-    Raises ConfigError for weights that are pickled, not named as transformers names them, or not
-    all there.
+    Raises ConfigError for weights in another form, under another name, or not all there.
     """
-    if (directory / _WEIGHTS).is_file():
-        return Checkpoint(directory, [directory / _WEIGHTS])
-    if (directory / _INDEX).is_file():
+    weights, index = directory / _WEIGHTS, directory / _INDEX
+    if os.path.lexists(weights):
+        return Checkpoint(directory, [_existing(weights)])
+    if os.path.lexists(index):
         return Checkpoint(directory, _indexed(directory))
+    adapters = sorted(directory.glob("adapter_model.*"))
+    if adapters:
+        raise ConfigError(
+            f"model.hf: {directory} holds adapters ({adapters[0].name}), which are not trained "
+            "here: merge them into the model's weights first"
+        )
     loose = sorted(directory.glob("*.safetensors"))
     if loose:
         raise ConfigError(
@@ -124,16 +152,17 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
             "which are the names of weights that are started from: rename it, or move it away to "
             "train from the architecture's own initialisation"
         )
-    pickled = sorted(
+    others = sorted(
         found
-        for found in directory.glob("*")
-        if found.suffix in _PICKLED and found.name not in _NOT_WEIGHTS
+        for pattern in _OTHER_FORMS
+        for found in directory.glob(pattern)
+        if found.name not in _NOT_WEIGHTS
     )
-    if pickled:
+    if others:
         raise ConfigError(
-            f"model.hf: {directory} holds weights that are pickled ({pickled[0].name}), which can "
-            "run code when they are read: swaptrain never reads them. Save them as safetensors, or "
-            "point model.hf to a directory with the config.json alone"
+            f"model.hf: {directory} holds weights in a form that swaptrain never reads "
+            f"({others[0].name}; what is pickled can run code when it is read). Save them as "
+            "safetensors, or point model.hf to a directory with the config.json alone"
         )
     return None
 
@@ -141,24 +170,26 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
 def _indexed(directory: Path) -> list[Path]:
     index = directory / _INDEX
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [directory / name for name in names]
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        files = sorted({directory / name for name in names})
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"model.hf: cannot read {index}: {error!r}") from error
+    there = sum(file.is_file() for file in files)
     for file in files:
         if file.parent != directory:
             raise ConfigError(f"model.hf: {index} names {file}, which is not beside it")
-        if not file.is_file():
-            there = sum(file.is_file() for file in files)
-            raise ConfigError(
-                f"model.hf: {file} does not exist, which {index.name} names ({there} of "
-                f"{len(files)} files are there): fetch the rest"
-            )
+        _existing(file, f" ({index.name} names it; {there} of its {len(files)} files are there)")
     return files
 
 
-def _header(path: Path) -> bytes:
-    """Return the length and the JSON that a safetensors file begins with."""
-    with path.open("rb") as file:
-        length = file.read(8)
-        return length + file.read(int.from_bytes(length, "little"))
+def _existing(file: Path, known: str = "") -> Path:
+    if file.is_file():
+        return file
+    what = "leads to nothing" if file.is_symlink() else "is no file"
+    raise ConfigError(f"model.hf: {file} {what}{known}: fetch it again")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written to or replaced."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

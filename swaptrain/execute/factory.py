@@ -32,8 +32,8 @@ class Factory:
     vocabulary: int | None
     """Size of the vocabulary, when the model says it."""
     description: str
-    checkpoint: Checkpoint | None = None
-    """The weights that it begins from; None: those that it makes."""
+    checkpoint: Callable[[], Checkpoint | None] = lambda: None
+    """Opens the weights that it begins from; None: those that it makes. Raises ConfigError."""
 
 
 def python_factory(path: str, kwargs: Mapping[str, Any]) -> Factory:

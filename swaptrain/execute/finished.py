@@ -44,7 +44,10 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
 
 def begun_otherwise(run_dir: Path, fingerprint: str, origin: Mapping[str, Any] | None) -> bool:
     """Whether an unfinished creation left segments of another model, cut, or checkpoint."""
-    other_origin = read_origin(run_dir) != origin
+    try:
+        other_origin = read_origin(run_dir) != origin
+    except DamagedStoreError:
+        other_origin = True
     directories = (segments_directory(run_dir), segments_directory(run_dir, TREES[0]))
     for link in (link for directory in directories for link in directory.glob("*")):
         if not link.is_symlink():

@@ -16,7 +16,7 @@ from torch import nn
 
 from swaptrain.config import Config
 from swaptrain.errors import ConfigError, SwaptrainError
-from swaptrain.execute.checkpoint import open_checkpoint
+from swaptrain.execute.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.execute.factory import Factory, described
 
 __all__ = ["hugging_face_factory"]
@@ -67,14 +67,18 @@ def hugging_face_factory(config: Config) -> Factory:
         return model
 
     vocabulary = getattr(hf_config, "vocab_size", None)
-    checkpoint = None
-    if not isinstance(config.model.hf, Mapping):
-        checkpoint = open_checkpoint(Path(str(config.model.hf)))
-    if checkpoint is not None and "quantization_config" in tree:
-        raise ConfigError(
-            f"model.hf: the weights of {config.model.hf} are quantised (quantization_config in its "
-            "config.json), and swaptrain trains them in full: convert the checkpoint first"
-        )
+
+    def checkpoint() -> Checkpoint | None:
+        if config.model.hf is None or isinstance(config.model.hf, Mapping):
+            return None
+        found = open_checkpoint(Path(config.model.hf))
+        if found is not None and tree.get("quantization_config"):
+            raise ConfigError(
+                f"model.hf: the weights of {config.model.hf} are quantised (quantization_config in "
+                "its config.json), and swaptrain trains them in full: convert the checkpoint first"
+            )
+        return found
+
     return Factory(make, vocabulary, cls.__name__, checkpoint)
 
 
@@ -88,12 +92,17 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
     if not path.is_file():
         raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model.hf: cannot read {path}: {error}") from error
     if not isinstance(tree, dict) or "model_type" not in tree:
         raise ConfigError(f"model.hf: {path} has no model_type")
     return tree
+
+
+def _special_float(found: dict[str, Any]) -> Any:
+    """Return the number that transformers writes as an object, since JSON has it not."""
+    return float(found["__float__"]) if found.keys() == {"__float__"} else found
 
 
 @contextmanager

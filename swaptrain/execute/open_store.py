@@ -46,8 +46,8 @@ def open_store(
     if root is None:
         origin = prepared.built.initial.origin
         source = f" of {origin['directory']}" if origin is not None else ""
-        count = plan.captured.model.parameter_count
-        note(f"writing {count:,} initial weights{source} to {run_dir}")
+        parameters = plan.captured.model.parameter_count
+        note(f"writing {parameters:,} initial weights{source} to {run_dir}")
         root = _create(config, prepared, creation, slots, stop)
     else:
         creation.open()

@@ -80,6 +80,7 @@ class Pretrained(InitialWeights):
             name: torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
             for name, p in self.module.named_parameters(remove_duplicate=False)
         }
+        self._dtypes = {name: place.dtype for name, place in self._places.items()}
         self._aliases = _aliases(self.module)
         self._forms: dict[str, _Form] = {}
         self._shapes: dict[str, torch.Size] = {}
@@ -120,7 +121,13 @@ class Pretrained(InitialWeights):
 
     def largest_value_bytes(self) -> int:
         """Return how many bytes `value` needs at most beyond its result: pages of files, copies."""
-        return max(super().largest_value_bytes(), *map(self._form_bytes, self._forms.values()))
+        forms = map(self._form_bytes, self._forms.values())
+        return max(super().largest_value_bytes(), max(forms, default=0))
+
+    def forget(self) -> None:
+        """Free what the values are made from, and let go of the files."""
+        super().forget()
+        self._checkpoint.close()
 
     def _form_bytes(self, form: _Form) -> int:
         parts = [self._checkpoint.tensors[source] for source, _ in form.sources]
@@ -128,7 +135,7 @@ class Pretrained(InitialWeights):
         if form.converter is None:
             return in_files
         # What was read, in the model's dtype, and what it is put together to.
-        return in_files + 2 * sum(4 * torch.Size(part.shape).numel() for part in parts)
+        return in_files + 2 * sum(4 * part.numel for part in parts)
 
     def _find_forms(self) -> list[str]:
         """Find what each tensor of the checkpoint is for; return the names of those that are not.
@@ -192,7 +199,7 @@ class Pretrained(InitialWeights):
         form = self._forms[name]
         if form.converter is None:  # takes the model's dtype while it is copied
             return self._checkpoint.read(form.sources[0][0])
-        dtype = self._parameters[name].dtype
+        dtype = self._dtypes[name]
         return self._made(form, lambda source: self._checkpoint.read(source).to(dtype))[name]
 
     def _check_found(self) -> None:
@@ -206,11 +213,10 @@ class Pretrained(InitialWeights):
                 )
             for source, _ in form.sources:
                 stored = self._checkpoint.tensors[source]
-                if place.is_floating_point() != stored.is_floating:
+                if place.is_floating_point() and not stored.is_floating:
                     raise ConfigError(
-                        f"model.hf: {source} of {directory} is stored in {stored.dtype} and "
-                        f"{str(place.dtype).removeprefix('torch.')} in the model: quantised "
-                        "weights cannot be trained; convert the checkpoint first"
+                        f"model.hf: {source} of {directory} is stored in {stored.dtype}: swaptrain "
+                        "trains weights of 16 bits and more; convert the checkpoint first"
                     )
 
     def _check_missing(self) -> None:
@@ -225,11 +231,17 @@ class Pretrained(InitialWeights):
         ]
         prefix = module.base_model_prefix
         body = f"{prefix}." if prefix and hasattr(module, prefix) else ""
-        lost = [name for name in missing if name.startswith(body) and name in self._parameters]
+        lost = [
+            name
+            for name in missing
+            if name.startswith(body) and name in self._parameters and ".pooler." not in name
+        ]
         if lost:
             raise ConfigError(
                 f"model.hf: {directory} lacks {len(lost)} of the {len(self._places)} tensors of "
-                f"{type(module).__name__}: {_listed(lost)}; it is another model's, or not whole"
+                f"{type(module).__name__}: {_listed(lost)}; it is another model's, or not "
+                "whole. If it is meant to begin so, load it with transformers and save it again "
+                "(save_pretrained)"
             )
         if missing:
             self.remarks.append(
@@ -243,8 +255,8 @@ class Pretrained(InitialWeights):
         unused = [u for u in unused if not any(re.search(pattern, u) for pattern in ignored)]
         if unused:
             self.remarks.append(
-                f"{self._checkpoint.directory} holds {len(unused)} tensors that "
-                f"{type(self.module).__name__} has no place for: {_listed(unused)}"
+                f"{self._checkpoint.directory} holds what {type(self.module).__name__} has no "
+                f"place for, or twice: {_listed(unused)}"
             )
 
     def _check_tied(self) -> None:
@@ -252,12 +264,17 @@ class Pretrained(InitialWeights):
         for aliases in {id(names): names for names in self._aliases.values()}.values():
             first, *others = [alias for alias in aliases if alias in self._forms] or [""]
             for other in others:
-                if not torch.equal(self._stored(first), self._stored(other)):
+                if not _same(self._stored(first), self._stored(other)):
                     raise ConfigError(
                         f"model.hf: {self._checkpoint.directory} holds different values of {first} "
                         f"and {other}, which its config.json ties to one: set "
                         "tie_word_embeddings to false there"
                     )
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, also those that are none."""
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
 
 
 def _aliases(module: nn.Module) -> dict[str, list[str]]:
@@ -270,6 +287,6 @@ def _aliases(module: nn.Module) -> dict[str, list[str]]:
 
 def _listed(names: Iterable[str]) -> str:
     """Return the first names of many, and how many more there are."""
-    first = list(names)
+    first = [name if name.isprintable() else repr(name) for name in names]
     more = f" and {len(first) - _MOST} more" if len(first) > _MOST else ""
     return ", ".join(first[:_MOST]) + more

@@ -13,7 +13,7 @@ from swaptrain.config import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.live import Held
 from swaptrain.store.lock import lock_owner
-from swaptrain.store.origin import read_origin
+from swaptrain.store.origin import origin_text
 from swaptrain.store.record import read_record
 from swaptrain.store.root import RootRecord
 from swaptrain.store.schema import check_intent
@@ -109,7 +109,7 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
         disk_bytes=_disk_bytes(path),
         snapshots=tuple(_snapshots(path, live)),
-        origin=origin["directory"] if (origin := read_origin(path)) is not None else None,
+        origin=origin_text(path),
     )
 
 

@@ -7,22 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.files import write_aside
+from swaptrain.store.files import flush_directory, write_aside
 from swaptrain.store.record import encode_record, read_record
 
-__all__ = ["ORIGIN", "read_origin", "record_origin"]
+__all__ = ["ORIGIN", "origin_text", "read_origin", "record_origin"]
 
 ORIGIN = "initial-weights.json"
 """In the directory of a run that began from a checkpoint: which files that was."""
 
 
 def record_origin(run_dir: Path, origin: Mapping[str, Any] | None) -> None:
-    """Write down which checkpoint a run begins from, durably; nothing where it is none.
+    """Write down which checkpoint a run begins from, durably, or that it is none.
 
     `origin` has a `directory` and `files`, what tells each file from others.
     """
     if origin is not None:
         write_aside(run_dir / ORIGIN, encode_record(origin))
+    elif (run_dir / ORIGIN).exists():
+        (run_dir / ORIGIN).unlink()
+        flush_directory(run_dir)
+
+
+def origin_text(run_dir: Path) -> str | None:
+    """Return the directory of the checkpoint that a run began from; None where it is none.
+
+    Nothing that trains depends on it: where the record is damaged the text says so.
+    """
+    try:
+        origin = read_origin(run_dir)
+    except DamagedStoreError:
+        return f"unknown: {ORIGIN} does not verify"
+    return None if origin is None else str(origin["directory"])
 
 
 def read_origin(run_dir: Path) -> Mapping[str, Any] | None:

@@ -77,5 +77,17 @@ class TextItems:
         return {"input_ids": ids, "labels": ids.clone()}
 
 
+class LabelledText(TextItems):
+    """Token sequences with one of two labels each."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = super().__getitem__(index)["input_ids"]
+        return {"input_ids": ids, "labels": ids[0] % 2}
+
+
+def labelled_text(vocabulary: int = 64, length: int = 16) -> LabelledText:
+    return LabelledText(vocabulary, length)
+
+
 def text(vocabulary: int = 64, length: int = 16) -> TextItems:
     return TextItems(vocabulary, length)
