@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 import yaml
 
 MIB = 1 << 20
@@ -38,10 +39,12 @@ CONFIG = {
 }  # fmt: skip
 
 
-def command(run_dir: Path, *, recompute: bool) -> list[str]:
+def command(run_dir: Path, *, recompute: bool = True, checkpoint: Path | None = None) -> list[str]:
     """Write the config; return the command that trains it."""
     path = run_dir.with_suffix(".yaml")
     tree: dict[str, Any] = {**CONFIG, "run": {"dir": str(run_dir)}}
+    if checkpoint is not None:
+        tree["model"] = {"hf": str(checkpoint)}
     if not recompute:  # many graphs at once, whose tensors do not fit into memory
         tree["data"] = {**tree["data"], "micro_batches": 12}
     tree["train"] = {**tree["train"], "recompute": recompute}
@@ -159,3 +162,21 @@ def test_a_run_finishes_under_a_hard_limit(free_run: FreeRun, tmp_path: Path) ->
         arguments = command(tmp_path / "run", recompute=free_run.recompute)
         code, output, _ = run_sampled(arguments, entered=group)
     assert code == 0, output
+
+
+def test_a_checkpoint_is_begun_from_under_a_hard_limit(free_run: FreeRun, tmp_path: Path) -> None:
+    """The pages that are read of its file are resident too, and stay within the budget."""
+    if not free_run.recompute:
+        pytest.skip("what is saved later has no part in how a run begins")
+    fields = dict(CONFIG["model"]["hf"])  # type: ignore[call-overload]
+    config = transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "checkpoint")
+    limit_bytes = base_bytes(free_run.output) + (HOST_MIB + SLACK_MIB) * MIB
+    with limited_group(limit_bytes) as group:
+        arguments = command(tmp_path / "run", checkpoint=tmp_path / "checkpoint")
+        code, output, samples = run_sampled(arguments, entered=group)
+    assert code == 0, output
+    assert f"initial weights of {tmp_path / 'checkpoint'}" in output.replace("\n", "")
+    peak = max(resident for _, resident in samples)
+    assert peak <= base_bytes(output) + HOST_MIB * MIB

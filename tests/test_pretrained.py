@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError
@@ -24,8 +24,8 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.export import export_weights
 from swaptrain.store.verify import Verifier
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
+from tests.test_draws import draws_of
 from tests.test_exactness import GPT2, LLAMA, T5
-from tests.test_resume import draws_of
 
 MIXTRAL: dict[str, Any] = {
     **LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_hidden_layers": 2,
@@ -347,135 +347,6 @@ def test_a_pooler_that_is_not_there_is_the_constructors(tmp_path: Path) -> None:
     shared = {name: tensor for name, tensor in found.items() if name in stored}
     assert len(shared) > 20 and "bert.pooler.dense.weight" in found.keys() - shared.keys()
     assert_same_bits(shared, {name: stored[name] for name in shared})
-
-
-def _drop(tensors: dict[str, Tensor]) -> None:
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-
-
-def _widen(tensors: dict[str, Tensor]) -> None:
-    tensors["model.norm.weight"] = torch.ones(33)
-
-
-def _untie(tensors: dict[str, Tensor]) -> None:
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
-
-
-def _quantise(tensors: dict[str, Tensor]) -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors[name] = tensors[name].to(torch.int8)
-
-
-def _narrow(tensors: dict[str, Tensor]) -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-
-
-def _rename(tensors: dict[str, Tensor]) -> None:
-    for name in list(tensors):
-        tensors[f"other.{name}"] = tensors.pop(name)
-
-
-DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
-    "lacks one": (_drop, r"lacks 1 of the \d+ tensors of LlamaForCausalLM: model.layers.1.mlp.up"),
-    "another's": (_rename, r"lacks \d+ of the \d+ .* and \d+ more; it is another model's"),
-    "shape": (_widen, r"model.norm.weight has the shape \(33,\) in .* and \(32,\) in the model"),
-    "tied": (_untie, "different values of .*: set tie_word_embeddings to false"),
-    "int8": (_quantise, "is stored in I8: swaptrain trains weights of 16 bits and more"),
-    "fp8": (_narrow, "is stored in F8_E4M3: swaptrain trains weights of 16 bits and more"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_weights_that_are_not_the_models_are_refused(name: str, tmp_path: Path) -> None:
-    """Each refusal names the tensor and the directory, and nothing is written."""
-    damage, message = DAMAGES[name]
-    directory = saved(LLAMA, tmp_path / "checkpoint")
-    tensors = load_file(directory / "model.safetensors")
-    damage(tensors)
-    save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(ConfigError, match=message):
-        train(config_of(tmp_path / "run", tree_of(directory)))
-    assert not (tmp_path / "run").exists()
-
-
-def _cut(directory: Path) -> None:
-    path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _lose_a_part(directory: Path) -> None:
-    split_in_two(directory)
-    (directory / "model-00002-of-00002.safetensors").unlink()
-
-
-def _lead_out(directory: Path) -> None:
-    split_in_two(directory)
-    index = directory / "model.safetensors.index.json"
-    index.write_text(index.read_text().replace("model-00001", "../model-00001"))
-
-
-def _no_index(directory: Path) -> None:
-    split_in_two(directory)
-    (directory / "model.safetensors.index.json").write_text("{")
-
-
-def _other_name(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "weights.safetensors")
-
-
-def _pickled(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-
-
-def _gguf(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "model.gguf")
-
-
-def _adapters(directory: Path) -> None:
-    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
-
-
-def _dangling(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-    (directory / "model.safetensors").symlink_to("../blobs/gone")
-
-
-def _nested(directory: Path) -> None:
-    split_in_two(directory)
-    (directory / "model.safetensors.index.json").write_text("[" * 100_000)
-
-
-def _quantised(directory: Path) -> None:
-    path = directory / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
-
-
-BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (_cut, "cannot read .*model.safetensors: .* fetch it again"),
-    "part": (_lose_a_part, r"00002.safetensors is no file .* 1 of its 2 files are there"),
-    "outside": (_lead_out, "which is not beside it"),
-    "index": (_no_index, "cannot read .*model.safetensors.index.json"),
-    "name": (_other_name, "holds weights.safetensors, but neither model.safetensors nor"),
-    "pickled": (_pickled, r"swaptrain never reads \(pytorch_model.bin; what is pickled"),
-    "gguf": (_gguf, r"swaptrain never reads \(model.gguf"),
-    "adapters": (_adapters, "holds adapters .* merge them"),
-    "quantised": (_quantised, "are quantised"),
-    "dangling": (_dangling, "model.safetensors leads to nothing: fetch it again"),
-    "nested": (_nested, "cannot read .*model.safetensors.index.json: RecursionError"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_directories_that_cannot_be_begun_from_are_refused(name: str, tmp_path: Path) -> None:
-    """Each refusal says which file and what to do, and nothing is written."""
-    damage, message = BROKEN[name]
-    directory = saved(LLAMA, tmp_path / "checkpoint")
-    damage(directory)
-    with pytest.raises(ConfigError, match=message):
-        train(config_of(tmp_path / "run", tree_of(directory)))
-    assert not (tmp_path / "run").exists()
 
 
 def test_pickles_beside_safetensors_are_passed_over(tmp_path: Path) -> None:

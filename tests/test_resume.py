@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from swaptrain.config import Config
 from swaptrain.errors import BudgetError, ConfigError, RunError, StoppedBySignal
-from swaptrain.execute import build, update
+from swaptrain.execute import update
 from swaptrain.execute.training import Training
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.commit import Committer
@@ -25,7 +25,7 @@ from swaptrain.store.export import export_weights
 from swaptrain.store.lock import RunLock
 from swaptrain.store.request import ExportRequest
 from tests.support.killing import final_state, metrics_key
-from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
+from tests.support.runs import config_of, losses, trained
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
@@ -397,37 +397,3 @@ def test_export_refuses_a_run_whose_update_is_pending(
         export_weights(config.run.dir, to, None)
     trained(config)
     export_weights(config.run.dir, to, None)
-
-
-def draws_of(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that hears of each construction whether it draws its random numbers."""
-    draws: list[bool] = []
-    original = build.construct
-
-    def construct(*args: Any, draw: bool, **options: Any) -> Any:
-        draws.append(draw)
-        return original(*args, draw=draw, **options)
-
-    monkeypatch.setattr(build, "construct", construct)
-    return draws
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "again"), [("gpt", "tokens", [False]), ("drawn", "vectors", [False, True])]
-)
-def test_going_on_draws_no_initial_weights(
-    model: str, data: str, again: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would take minutes for billions; but where the graph holds drawn numbers, it must."""
-    tree = {
-        "model": {"python": f"tests.support.models:{model}"},
-        "data": {"python": f"tests.support.datasets:{data}"},
-    }
-    whole = trained(config_of(tmp_path / "whole", tree))
-    draws = draws_of(monkeypatch)
-    trained(config_of(tmp_path / "run", changed(tree, train={"steps": 2})))
-    assert draws == [True]
-    run_dir = trained(config_of(tmp_path / "run", tree))
-    assert draws == [True, *again]
-    assert losses(run_dir) == losses(whole)
-    assert_same_bits(weights(run_dir), weights(whole))

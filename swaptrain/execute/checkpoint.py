@@ -24,8 +24,8 @@ _OTHER_FORMS = (
 )
 _NOT_WEIGHTS = frozenset({"training_args.bin"})
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_MOST_MAPPED_BYTES = 256 << 20
-"""Of one file, before its pages are let go: what was read of it counts as resident until then."""
+_MOST_MAPPED_BYTES = 32 << 20
+"""Read of a file before its pages are let go: until then they are resident."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class Checkpoint:
             raise ConfigError(f"model.hf: cannot read {name} of {stored.file}: {error}") from error
         return found
 
+    @property
+    def mapped_bytes(self) -> int:
+        """The most bytes of pages that stay resident beside what is being read."""
+        return min(_MOST_MAPPED_BYTES, sum(stored.nbytes for stored in self.tensors.values()))
+
     def close(self) -> None:
         """Let go of the file that was read last."""
         self._open = self._open_path = None
@@ -106,10 +111,10 @@ class Checkpoint:
         """Take note of a file and its tensors; return the digest of its header."""
         try:
             self._stamps[path] = _stamp(path)
-            with path.open("rb") as raw:  # says which error it is; safetensors says "No such file"
-                length = raw.read(8)
+            # Opened by Python first, which says which error it is: safetensors says "No such file".
+            with path.open("rb") as raw, safe_open(path, framework="pt") as file:
+                length = raw.read(8)  # which safetensors has found to be in reason
                 header = length + raw.read(int.from_bytes(length, "little"))
-            with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
                     part = file.get_slice(name)
                     if name in self.tensors:
@@ -122,7 +127,7 @@ class Checkpoint:
                     )
         except OSError as error:
             raise ConfigError(f"model.hf: cannot read {path}: {error.strerror or error}") from error
-        except (SafetensorError, OverflowError) as error:
+        except SafetensorError as error:
             raise ConfigError(
                 f"model.hf: cannot read {path}: {error}. It is damaged or not whole: fetch it again"
             ) from error

@@ -93,7 +93,7 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
         raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
     try:
         tree = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"model.hf: cannot read {path}: {error}") from error
     if not isinstance(tree, dict) or "model_type" not in tree:
         raise ConfigError(f"model.hf: {path} has no model_type")

@@ -21,6 +21,8 @@ __all__ = ["InitialWeights", "Pretrained"]
 
 _MOST = 3
 """How many names a message lists."""
+_BLOCK = 1 << 20
+"""Elements that are compared at a time."""
 _OUTDATED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
 """Buffers that old checkpoints hold and models compute; transformers passes them over too."""
 
@@ -122,7 +124,8 @@ class Pretrained(InitialWeights):
     def largest_value_bytes(self) -> int:
         """Return how many bytes `value` needs at most beyond its result: pages of files, copies."""
         forms = map(self._form_bytes, self._forms.values())
-        return max(super().largest_value_bytes(), max(forms, default=0))
+        largest = max(forms, default=0) + self._checkpoint.mapped_bytes
+        return max(super().largest_value_bytes(), largest)
 
     def forget(self) -> None:
         """Free what the values are made from, and let go of the files."""
@@ -182,8 +185,6 @@ class Pretrained(InitialWeights):
             converter.add_tensor(form.target, source, pattern, read(source))
         try:
             made = converter.convert(form.target, model=self.module, config=self.module.config)
-        except ConfigError:
-            raise
         except Exception as error:  # transformers' operations on tensors of any shape
             raise ConfigError(
                 f"model.hf: {form.target} cannot be made of {_listed(s for s, _ in form.sources)} "
@@ -273,8 +274,13 @@ class Pretrained(InitialWeights):
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers, also those that are none."""
-    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+    """Whether two tensors of a shape hold the same numbers, NaN among them; by blocks."""
+    left, right = left.flatten(), right.flatten()
+    for begin in range(0, len(left), _BLOCK):
+        a, b = left[begin : begin + _BLOCK], right[begin : begin + _BLOCK]
+        if not ((a == b) | (a.isnan() & b.isnan())).all():
+            return False
+    return True
 
 
 def _aliases(module: nn.Module) -> dict[str, list[str]]:
