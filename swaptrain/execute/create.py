@@ -163,7 +163,7 @@ class Creation:
 
     def _is_written(self, k: int, *, trees: bool) -> bool:
         try:
-            record = self._slots.live(k, tree="a" if trees else None).read_record()
+            record = self._slots.live(k, tree="a" if trees else None).read_record(k)
         except DamagedStoreError:
             return False
         return bool(record["version"] == 0 and record["fingerprint"] == self._model.fingerprint)

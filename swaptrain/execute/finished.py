@@ -15,8 +15,8 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
 from swaptrain.store.live import held_segments
 from swaptrain.store.origin import ORIGIN, read_origin
+from swaptrain.store.record import read_record
 from swaptrain.store.root import RootRecord, segments_directory
-from swaptrain.store.slot import Slot
 from swaptrain.store.slot_bytes import copy_slot
 from swaptrain.store.slot_disks import delete_slots
 from swaptrain.store.slots import TREES, Slots
@@ -53,10 +53,10 @@ def begun_otherwise(run_dir: Path, fingerprint: str, origin: Mapping[str, Any] |
         if not link.is_symlink():
             continue
         try:
-            record = Slot(link).read_record()
+            record = read_record(link / "zarr.json")
         except DamagedStoreError:
             continue  # it was not written to its end
-        if record["fingerprint"] != fingerprint or other_origin:
+        if record.get("fingerprint") != fingerprint or other_origin:
             return True
     return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from swaptrain.execute.layouts import Layouts
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.recovery import Action, Decision, Found, decide, last_commit
-from swaptrain.store.root import RootRecord
+from swaptrain.store.root import RootRecord, live_link
 from swaptrain.store.slot import Slot, frozen_slot
 from swaptrain.store.slots import Slots
 from swaptrain.store.state_record import read_kept
@@ -130,7 +131,8 @@ def _live_record(
 ) -> Mapping[str, Any]:
     """Return the record of a segment's live slot, to which `home` is pointed."""
     home.slots[k] = slots.live(k)
-    return _checked_record(k, layouts.state[k], layouts, home.slots[k], home, root)
+    link = live_link(slots.run_dir, k)
+    return _checked_record(k, layouts.state[k], layouts, home.slots[k], home, root, link)
 
 
 def _checked_record(
@@ -140,10 +142,11 @@ def _checked_record(
     slot: Slot,
     home: StoreHome,
     root: RootRecord,
+    link: Path | None = None,
 ) -> Mapping[str, Any]:
     """Return a slot's record, after a look at what it says of the slot's arrays."""
     try:
-        record = slot.read_record()
+        record = slot.read_record(k, link=link)
     except DamagedStoreError as error:
         raise error.within(Where(segment=k)) from error
     _check_record(record, slot, layout, k, root)
@@ -158,16 +161,10 @@ def _checked_record(
 def _check_record(
     record: Mapping[str, Any], slot: Slot, layout: SegmentLayout, k: int, root: RootRecord
 ) -> None:
-    """Raise DamagedStoreError unless a record is the segment's own, and laid out as the model is.
+    """Raise DamagedStoreError unless a record is the model's, and laid out as the model is.
 
     The sizes of buffers and of reads come from the layout, so the disk must have the same.
     """
-    if record["segment"] != k:
-        raise DamagedStoreError(
-            f"the slot of a segment is one of segment {record['segment']}",
-            segment=k,
-            path=slot.record_path,
-        )
     if record["fingerprint"] != root.fingerprint:
         text = "a slot belongs to another model"
         raise DamagedStoreError(text, segment=k, path=slot.record_path)

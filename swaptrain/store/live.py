@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.root import RootRecord, segments_directory
+from swaptrain.store.root import RootRecord, live_link
 from swaptrain.store.slot import Slot, frozen_slot
 
 __all__ = ["Held", "check_held", "held_segment", "held_segments"]
@@ -21,6 +21,8 @@ class Held:
     state: Slot | None
     """The live slot, under its own name: a switch does not change what it is."""
     frozen: Slot | None
+    link: Path | None = None
+    """The live name that led to `state`."""
     record: dict[str, Any] | None = None
     """Of `state`, once it was read."""
     frozen_record: dict[str, Any] | None = None
@@ -31,11 +33,15 @@ class Held:
         return None if self.record is None else int(self.record["version"])
 
     def read(self) -> Held:
-        """Return the same with its records; raises DamagedStoreError where one is not whole."""
+        """Return the same with its records.
+
+        Raises DamagedStoreError where one is not whole or is another segment's.
+        """
+        k, state, frozen = self.segment, self.state, self.frozen
         return replace(
             self,
-            record=self.state.read_record() if self.state is not None else None,
-            frozen_record=self.frozen.read_record() if self.frozen is not None else None,
+            record=state.read_record(k, link=self.link) if state is not None else None,
+            frozen_record=frozen.read_record(k) if frozen is not None else None,
         )
 
 
@@ -55,24 +61,23 @@ def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
 
 def held_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> Held:
     """Return the places of a segment in a tree, or in the live one, unread."""
-    link = segments_directory(run_dir, tree) / f"{segment:03d}"
+    link = live_link(run_dir, segment, tree)
     frozen = frozen_slot(run_dir, segment)
     return Held(
         segment,
         Slot(run_dir / "slots" / link.readlink().name) if link.is_symlink() else None,
         frozen if frozen.path.is_dir() else None,
+        link,
     )
 
 
 def check_held(held: Held, root: RootRecord) -> None:
-    """Raise DamagedStoreError unless the records are the segment's and have all its parameters."""
+    """Raise DamagedStoreError unless the records are the model's and have all its parameters."""
     k = held.segment
     names: set[str] = set()
     for slot, record in ((held.state, held.record), (held.frozen, held.frozen_record)):
         if slot is None or record is None:
             continue
-        if record["segment"] != k:
-            raise DamagedStoreError("a live name points to another segment's slot", segment=k)
         if record["fingerprint"] != root.fingerprint:
             raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
         names.update(

@@ -32,7 +32,7 @@ from swaptrain.store.schema import check_root
 from swaptrain.store.schema_static import check_static, check_static_array
 
 __all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
-__all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
+__all__ += ["link_static", "live_link", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["segments_directory", "tree_directory", "write_buffers"]
 
 FORMAT = 2
@@ -65,6 +65,11 @@ def tree_directory(run_dir: Path, tree: str | None = None) -> Path:
 def segments_directory(run_dir: Path, tree: str | None = None) -> Path:
     """Return the directory of the live names."""
     return tree_directory(run_dir, tree) / "segments"
+
+
+def live_link(run_dir: Path, segment: int, tree: str | None = None) -> Path:
+    """Return a segment's live name, a link to its slot."""
+    return segments_directory(run_dir, tree) / f"{segment:03d}"
 
 
 def ensure_group(path: Path) -> None:

@@ -53,15 +53,25 @@ class Slot:
             raise DamagedStoreError("an array is missing", array=name, path=self.path)
         return self.arrays[name]
 
-    def read_record(self) -> dict[str, Any]:
-        """Return what the record says.
+    def read_record(self, segment: int, *, link: Path | None = None) -> dict[str, Any]:
+        """Return what the record says; `link` is the name by which the slot is one of `segment`.
 
-        Raises DamagedStoreError when it does not verify or does not fit the arrays of the slot.
+        Raises DamagedStoreError when it does not verify, is another segment's, or does not fit the
+        arrays of the slot.
         """
+        record = self.read_unfitted(segment, link=link)
+        self.check_arrays(record)
+        check_table(record, self.arrays, self.record_path, segment)
+        return record
+
+    def read_unfitted(self, segment: int, *, link: Path | None = None) -> dict[str, Any]:
+        """Return the same without a look at the arrays, where their damage is told one by one."""
         record = read_record(self.record_path)
         check_state(record, self.record_path)
-        self.check_arrays(record)
-        check_table(record, self.arrays, self.record_path, record["segment"])
+        if record["segment"] != segment:
+            slot = "a segment's slot" if link is None else f"the slot that {link} leads to"
+            text = f"{slot} is one of segment {record['segment']}"
+            raise DamagedStoreError(text, segment=segment, path=self.record_path)
         return record
 
     def write_record(self, attributes: dict[str, Any]) -> None:

@@ -43,17 +43,12 @@ def copy_slot(source: Slot, target: Slot, io: DirectIO, *, segment: int, version
 
 def _read_record(slot: Slot, segment: int, version: int) -> dict[str, Any]:
     try:
-        record = slot.read_record()
+        record = slot.read_record(segment)
     except DamagedStoreError as error:
         raise error.within(Where(segment)) from error
-    slot.check_arrays(record)
-    if (record["segment"], record["version"]) != (segment, version):
-        raise DamagedStoreError(
-            f"a slot should hold step {version} and holds step {record['version']} "
-            f"of segment {record['segment']}",
-            segment=segment,
-            path=slot.path,
-        )
+    if record["version"] != version:
+        text = f"a slot should hold step {version} and holds step {record['version']}"
+        raise DamagedStoreError(text, segment=segment, path=slot.path)
     return record
 
 

@@ -13,7 +13,7 @@ from swaptrain.errors import DamagedStoreError
 from swaptrain.store.files import flush_directory, make_directory, replace_link, run_error
 from swaptrain.store.holds import held_slots, snapshot_paths
 from swaptrain.store.layout import SegmentLayout
-from swaptrain.store.root import ensure_group, segments_directory
+from swaptrain.store.root import ensure_group, live_link, segments_directory
 from swaptrain.store.slot import Slot
 from swaptrain.store.slot_disks import SlotDisks, delete_slots
 
@@ -207,7 +207,7 @@ class Slots:
         replace_link(link, "../" * up + f"slots/{slot.id}")
 
     def _link(self, segment: int, tree: str | None) -> Path:
-        return segments_directory(self.run_dir, tree) / f"{segment:03d}"
+        return live_link(self.run_dir, segment, tree)
 
     def _used_ids(self) -> set[str]:
         """Return the names of the slots that are live, held or taken."""

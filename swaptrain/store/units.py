@@ -12,10 +12,8 @@ import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.array import ArrayFiles
-from swaptrain.store.record import read_record
-from swaptrain.store.root import segments_directory
+from swaptrain.store.root import live_link
 from swaptrain.store.scan import Chunk
-from swaptrain.store.schema import check_state
 from swaptrain.store.slot import Slot, frozen_slot
 
 __all__ = ["Unit", "frozen_unit", "live_unit", "slot_unit", "spilled_unit"]
@@ -52,7 +50,7 @@ class Unit:
 
 def live_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
     """Return the live state of a segment."""
-    link = segments_directory(run_dir) / f"{segment:03d}"
+    link = live_link(run_dir, segment)
 
     def again() -> Unit:
         return live_unit(run_dir, segment, fingerprint)
@@ -62,7 +60,7 @@ def live_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
     except OSError:
         damage = DamagedStoreError("a segment's live name is missing", segment=segment, path=link)
         return Unit("", segment, link, (link, None), None, (), (damage,), again)
-    return slot_unit("", Slot(path), segment, fingerprint, again)
+    return slot_unit("", Slot(path), segment, fingerprint, again, link=link)
 
 
 def frozen_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
@@ -79,8 +77,10 @@ def slot_unit(
     segment: int,
     fingerprint: str | None,
     again: Callable[[], Unit | None],
+    *,
+    link: Path | None = None,
 ) -> Unit:
-    """Return what the record of a slot vouches for; the slot is to be one of that segment."""
+    """Return what the record of a slot vouches for; by its name `link` it is of that segment."""
     path = slot.path
 
     def damaged(error: DamagedStoreError, stamp: object) -> Unit:
@@ -91,14 +91,9 @@ def slot_unit(
         text = "a segment's slot is missing: is its disk there?"
         return damaged(DamagedStoreError(text, path=path), None)
     try:
-        # Not what Slot.read_record says too: an array's metadata is a damage of its own here.
-        record = read_record(slot.record_path)
-        check_state(record, slot.record_path)
+        record = slot.read_unfitted(segment, link=link)
     except DamagedStoreError as error:
         return damaged(error, _digest(slot.record_path))
-    if record["segment"] != segment:
-        text = f"the slot of a segment is one of segment {record['segment']}"
-        return damaged(DamagedStoreError(text, path=slot.record_path), record)
     if fingerprint is not None and record["fingerprint"] != fingerprint:
         text = "a slot belongs to another model"
         return damaged(DamagedStoreError(text, path=slot.record_path), record)

@@ -73,19 +73,14 @@ def _segment(run_dir: Path, tree: str | None, root: RootRecord, segment: int) ->
             return None
         try:
             found = before.read()
+            check_held(found, root)
         except DamagedStoreError:
-            # Where it has left the live name meanwhile it may be being written again.
-            if held_segment(run_dir, segment, tree=tree) == before and number:
+            # It may have left the live name meanwhile and be being written again, or even have
+            # come back after it was another segment's.
+            if held_segment(run_dir, segment, tree=tree) == before and number + 1 == _TRIES:
                 raise
             continue
         if held_segment(run_dir, segment, tree=tree) == before:
-            try:
-                check_held(found, root)
-            except DamagedStoreError:
-                # Or it left the live name, was written as another segment's, and has come back.
-                if number + 1 == _TRIES:
-                    raise
-                continue
             return found
     raise RunError(f"segment {segment} of {run_dir} is switched all the time: it cannot be read")
 

@@ -105,7 +105,7 @@ def recover(run: Path) -> tuple[int, int]:
         slots = Slots(run)
         for k in (1, 2):
             slot = slots.live(k)
-            record = slot.read_record()
+            record = slot.read_record(k)
             versions.append(record["version"])
             buffer = aligned(ARRAY.nbytes)
             weights = slot.array("weights")

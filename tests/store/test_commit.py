@@ -46,7 +46,7 @@ def test_a_commit_is_read_back(store: SmallStore) -> None:
             store.commit(k, version, _contents(k, version))
     for k in (1, 2):
         slot = store.slots.live(k)
-        record = slot.read_record()
+        record = slot.read_record(k)
         assert (record["segment"], record["version"]) == (k, 2)
         buffer = aligned(slot.array("weights").nbytes)
         checksums = record["checksums"]["weights"]

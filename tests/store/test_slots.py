@@ -78,7 +78,7 @@ def test_creation_completes_what_a_crash_left(tmp_path: Path) -> None:
     slot.write_record(record)
     slot.array("weights").files()[0].unlink()
     again = _slots(tmp_path).create(LAYOUT, 3, record_bytes=4096)[0]
-    assert again.read_record() == {**record, "metadata": slot.metadata}
+    assert again.read_record(1) == {**record, "metadata": slot.metadata}
     assert again.array("weights").files()[0].stat().st_size == LAYOUT.arrays[0].chunk_bytes
 
 

@@ -204,7 +204,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
     position = find_position(plan.layouts, slots, home, root, deferred=plan.builder.deferred)
     found.decision = position.decision
     for k, slot in home.slots.items():
-        record = slot.read_record()
+        record = slot.read_record(k)
         found.versions[k] = int(record["version"])
         if not known.same(slot.record_path, record):
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
@@ -233,7 +233,7 @@ def _look_at_kept(path: Path, known: Known, found: Found) -> None:
 
 
 def _look_at_snapshot(k: int, slot: Slot, step: int, known: Known, found: Found) -> None:
-    record = slot.read_record()
+    record = slot.read_record(k)
     if record["version"] != step or not known.same(slot.record_path, record):
         found.wrong.append(f"segment {k} of the snapshot of step {step} has other content")
     for name, checksums in record["checksums"].items():
