@@ -154,6 +154,35 @@ def test_repair_restores_what_a_snapshot_has(run_dir: Path) -> None:
     assert after == before
 
 
+def test_a_record_that_was_exchanged_is_what_is_named_and_mended(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With that of another step of its segment: each is true of the other slot's chunks."""
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    link = run_dir / "snapshots" / "00000002" / "001"
+    slots = live(run_dir, 1), run_dir / "slots" / Path(os.readlink(link)).name
+    records = [slot / "zarr.json" for slot in slots]
+    contents = [path.read_bytes() for path in records]
+    for path, content in zip(records, reversed(contents), strict=True):
+        path.write_bytes(content)
+    wrong = [str(finding.damage.path) for finding in looked_at(run_dir).findings]
+    assert set(wrong) >= set(map(str, records))
+    assert main(["verify", str(run_dir), "--repair"]) == 0
+    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert {**after, run_dir / "lock": b""} == {**before, run_dir / "lock": b""}
+    assert capsys.readouterr().out.count("true of none of the 3 chunks") == 2
+
+
+def test_a_slot_that_was_overwritten_is_mended_chunk_by_chunk(run_dir: Path) -> None:
+    """Where no record is true of what lies there, the record is believed."""
+    before = final_state(run_dir)
+    for path in live(run_dir, 1).glob("*/c/0"):
+        flip(path)
+    assert len(looked_at(run_dir).findings) == 1
+    assert main(["verify", str(run_dir), "--repair"]) == 0
+    assert final_state(run_dir) == before
+
+
 def test_repair_says_what_it_cannot_do_and_where_to_go_back_to(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

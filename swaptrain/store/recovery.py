@@ -175,7 +175,8 @@ def _mixed(found: Found) -> DamagedStoreError:
         text += f"; the root says step {found.root_step}"
     return DamagedStoreError(
         f"the store holds a mixture that no interruption leaves ({text}): was it copied or "
-        "restored in parts? Restore it as a whole, or start over with --fresh"
+        "restored in parts? Restore it as a whole, or start over with --fresh; the verb verify "
+        "names a file that does not belong where it is"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import xxhash
@@ -17,6 +17,7 @@ from swaptrain.store.findings import Finding
 from swaptrain.store.record import decode_record, read_record
 from swaptrain.store.root import segments_directory
 from swaptrain.store.scan import Chunk, Scanner
+from swaptrain.store.schema import check_state
 from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import list_snapshots
 from swaptrain.store.units import Unit
@@ -45,9 +46,13 @@ def repair(run_dir: Path, findings: Sequence[Finding], io: DirectIO) -> Repair:
     done = Repair()
     copies = list(_slots(run_dir))
     with Scanner(io) as scanner:
+        # Before any is written: of two records that were exchanged each is where the other belongs.
+        records = [_true_record(finding, scanner) for finding in findings]
         # Records first: they say what the chunks of their slot have to be.
-        for finding in sorted(findings, key=lambda f: f.damage.path != _record_of(f)):
-            source = _restore(finding, copies, io, scanner)
+        for record, finding in sorted(
+            zip(records, findings, strict=True), key=lambda of: not of[0]
+        ):
+            source = _restore(finding, record, copies, io, scanner)
             if source is None:
                 done.without_copy.append(f"no other copy: {finding}")
             else:
@@ -67,27 +72,41 @@ def _slots(run_dir: Path) -> Iterator[Slot]:
             yield Slot(run_dir / "slots" / Path(os.readlink(link)).name)
 
 
-def _record_of(finding: Finding) -> Path | None:
-    return finding.unit.path / "zarr.json" if finding.unit is not None else None
-
-
 def _restore(
-    finding: Finding, copies: Sequence[Slot], io: DirectIO, scanner: Scanner
+    finding: Finding,
+    record: tuple[bytes, Path] | None,
+    copies: Sequence[Slot],
+    io: DirectIO,
+    scanner: Scanner,
 ) -> Path | str | None:
-    """Restore one file; return the one that it was taken from, None where there is none."""
+    """Restore one file; return the one that it was taken from, None where there is none.
+
+    `record` is the one that is true of the slot, with its file, where a record is what is wrong.
+    """
     unit, path = finding.unit, finding.damage.path
     if path is not None and finding.content is not None:
         write_aside(path, finding.content)
         return "what is always there"
     if unit is None or path is None or not path.is_relative_to(unit.path):
         return None
-    others = [slot for slot in copies if slot.path.resolve() != unit.path.resolve()]
-    if path == _record_of(finding):
-        return _restore_record(finding, others, scanner)
+    if record is not None:
+        content, source = record
+        write_aside(path, content)
+        return source
     if unit.record is None:
         return None
-    if finding.chunk is None:
+    if not finding.chunks:
         return _restore_metadata(path, unit)
+    others = [slot for slot in copies if slot.path.resolve() != unit.path.resolve()]
+    sources = [_restore_chunk(chunk, unit, others, io, scanner) for chunk in finding.chunks]
+    return None if None in sources else sources[0]
+
+
+def _restore_chunk(
+    chunk: Chunk, unit: Unit, others: Sequence[Slot], io: DirectIO, scanner: Scanner
+) -> Path | None:
+    """Take over a chunk from a slot of the same segment and version, where its bytes are right."""
+    assert unit.record is not None
     for slot in others:
         try:
             record = read_record(slot.record_path)
@@ -95,10 +114,9 @@ def _restore(
             continue
         if (record["segment"], record["version"]) != (unit.segment, unit.record["version"]):
             continue
-        chunk, source = finding.chunk, slot.path / path.relative_to(unit.path)
-        good = Chunk(chunk.where, source, chunk.checksum, chunk.size_bytes)
-        if scanner.problem(good) is None:
-            _copy(source, path, io)
+        source = slot.path / chunk.path.relative_to(unit.path)
+        if scanner.problem(replace(chunk, path=source)) is None:
+            _copy(source, chunk.path, io)
             return source if scanner.problem(chunk) is None else None
     return None
 
@@ -118,37 +136,34 @@ def _restore_metadata(path: Path, unit: Unit) -> Path | None:
     return None
 
 
-def _restore_record(finding: Finding, others: Sequence[Slot], scanner: Scanner) -> Path | None:
-    """Take over the record of another slot if it is true of every chunk of the damaged one."""
+def _true_record(finding: Finding, scanner: Scanner) -> tuple[bytes, Path] | None:
+    """Return the record of another slot, spares too, that is true of all chunks of a damaged one.
+
+    With the file that has it; None where it is no record that is wrong, or none or two are true.
+    """
     unit, path = finding.unit, finding.damage.path
-    assert unit is not None and path is not None
+    if unit is None or path != unit.path / "zarr.json":
+        return None
     found: dict[int, tuple[bytes, Path]] = {}
-    for slot in others:
+    for source in sorted(unit.path.parent.glob("*/zarr.json")):
         try:
-            content = slot.record_path.read_bytes()
-            record = decode_record(content, slot.record_path)
+            content = source.read_bytes()
+            record = decode_record(content, source)
+            check_state(record, source)
         except (OSError, DamagedStoreError):
             continue
-        if record["segment"] != unit.segment:
+        if source == path or record["segment"] != unit.segment:
             continue
         chunks = [
-            Chunk(
-                Where(unit.segment, name, number),
-                unit.path / name / "c" / str(number),
-                checksum,
-                None,
-            )
+            Chunk(Where(unit.segment, name, n), unit.path / name / "c" / str(n), checksum, None)
             for name, sums in record["checksums"].items()
-            for folder in (unit.path / name / "c",)
-            for number, checksum in enumerate(sums)
+            for n, checksum in enumerate(sums)
         ]
         if all(problem is None for _, _, problem in scanner.scan((0, c) for c in chunks)):
-            found[record["version"]] = content, slot.record_path
+            found[record["version"]] = content, source
     if len(found) != 1:
         return None  # none, or the same bytes after two steps: nothing says which step it is
-    ((content, source),) = found.values()
-    write_aside(path, content)
-    return source
+    return next(iter(found.values()))
 
 
 def _copy(source: Path, target: Path, io: DirectIO) -> None:

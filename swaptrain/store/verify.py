@@ -20,7 +20,7 @@ from swaptrain.store.root import (
     segments_directory,
     tree_directory,
 )
-from swaptrain.store.scan import Chunk, Scanner
+from swaptrain.store.scan import WRONG_CHECKSUM, Chunk, Scanner
 from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import GOING_BACK, Snapshot, list_snapshots
 from swaptrain.store.units import Unit, frozen_unit, live_unit, slot_unit
@@ -48,6 +48,8 @@ class Verifier:
         self._total = 0
         self._done: dict[Path, tuple[object, bool]] = {}
         """By slot: the stamp that was checked, and whether all was well."""
+        self._doubted: set[Path] = set()
+        """Slots whose record may be another one."""
         self.result = Verification()
 
     def verify(self) -> Verification:
@@ -168,9 +170,20 @@ class Verifier:
 
     def _findings(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> list[Finding]:
         findings = [Finding(damage, unit.title, unit) for damage in unit.damages]
+        record, count = unit.path / "zarr.json", len(unit.chunks)
+        other_bytes = all(problem.startswith(WRONG_CHECKSUM) for _, problem in wrong)
+        if len(wrong) == count > 1 and other_bytes and record.exists():
+            self._doubted.add(unit.path)
+            text = (
+                f"a record that is true of none of the {count} chunks of its slot: it may be of "
+                "another step, or they were overwritten"
+            )
+            damage = DamagedStoreError(text, segment=unit.segment, path=record)
+            every = tuple(chunk for chunk, _ in wrong)
+            return [*findings, Finding(damage, unit.title, unit, every)]
         for chunk, problem in wrong:
             damage = DamagedStoreError(problem, path=chunk.path).within(chunk.where)
-            findings.append(Finding(damage, unit.title, unit, chunk))
+            findings.append(Finding(damage, unit.title, unit, (chunk,)))
         return findings
 
     def _check_static(self) -> None:
@@ -197,7 +210,7 @@ class Verifier:
             return None
         for _ in range(_TRIES):
             live = {k: live_unit(self._run_dir, k, None) for k in self._segments("state")}
-            if any(unit.record is None for unit in live.values()):
+            if any(unit.record is None or unit.path in self._doubted for unit in live.values()):
                 return None
             now = store_position(self._run_dir, root, live, self._needed)
             if before is not None and before.stamp == now.stamp:
