@@ -270,3 +270,25 @@ def test_a_gradient_in_another_layout_keeps_its_bits_on_the_disk(tmp_path: Path)
     plain = reference(config)
     assert losses(run_dir) == plain.losses
     assert_same_bits(weights(run_dir), plain.parameters)
+
+
+def test_planning_reads_no_memory_that_was_never_written(tmp_path: Path) -> None:
+    """Experts take tokens back into their order: of zeros for that order most places are missing.
+
+    Memory that nobody has written is filled with the largest number here, which is no place.
+    """
+    config = config_of(
+        tmp_path / "run",
+        {
+            "model": {"hf": {"model_type": "mixtral", **GROUPED, "num_local_experts": 4}},
+            "data": {"python": "tests.support.datasets:text", "micro_batches": 2},
+            "memory": {"segment": "16KiB"},
+            "train": {"steps": 1, "seed": 3, "threads": 1},
+        },
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        run_dir = trained(config)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert losses(run_dir) == pytest.approx(reference(config).losses, rel=1e-5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
-from swaptrain.execute.layouts import Layouts, views
+from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import Pool, Slab
@@ -24,6 +24,7 @@ __all__ = ["Measured", "dry_run"]
 _ROUNDS = 3
 _STD = 0.02
 """Of the random numbers, as of many models' initial weights."""
+_NO_OUTPUT = (-1, -1)
 
 
 @dataclass
@@ -54,6 +55,8 @@ class _DryRun:
         self.measured = Measured()
         self._peaks: list[int] = []
         self._rounds: dict[tuple[Operation, int, bool], list[float]] = {}
+        self._integers: dict[tuple[int, int], Tensor] = {}
+        """By class and number of the output: the last one that is no floating point."""
 
     def measure_saved(self, instruction: Instruction) -> int | None:
         """Return the bytes that autograd saves in a forward; None where they cannot be kept.
@@ -85,6 +88,8 @@ class _DryRun:
             self._execute(instruction, slabs, step)
             self._note_seconds(instruction, time.perf_counter() - begun)
             self._peaks.append(peak_resident_bytes() - pool.held_bytes)
+            if instruction.operation is Operation.FORWARD:
+                self._keep_integers(instruction, slabs)
 
     @property
     def peak_bytes(self) -> int:
@@ -113,7 +118,28 @@ class _DryRun:
             if key.kind is Kind.VALUE and key.segment == 0:
                 load = Instruction(Operation.LOAD, 0, 0, writes=(key,))
                 self._operations.load(load, {key: slab}, self._batch)
+            elif (made := self._integers.get(self._output(key))) is not None:
+                copy_into(view(self.layouts.array(key), slab), made)
         return pool, slabs
+
+    def _keep_integers(self, forward: Instruction, slabs: Slabs) -> None:
+        """Keep what a segment made of whole numbers, for those that read what its class makes.
+
+        They are positions, often: a mixture of experts sorts tokens and takes the order back later.
+        Zeros are no order, and what comes of them may be a position that does not exist.
+        """
+        for key in forward.writes:
+            layout = self.layouts.array(key)
+            whole_numbers = not getattr(torch, layout.dtype).is_floating_point
+            if whole_numbers and self._output(key) != _NO_OUTPUT:
+                self._integers[self._output(key)] = view(layout, slabs[key]).clone()
+
+    def _output(self, key: ObjectKey) -> tuple[int, int]:
+        """Return the class of the segment that makes a value, and which of its outputs it is."""
+        segment = self.captured.model.segment(key.segment)
+        if key.kind is not Kind.VALUE or key.name not in segment.outputs:
+            return _NO_OUTPUT
+        return segment.isomorphism, segment.outputs.index(key.name)
 
     def _execute(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
         operations = self._operations
@@ -141,6 +167,8 @@ def dry_run(
 ) -> Measured:
     """Run a forward, a backward and an update of each isomorphism class, on weights of zero.
 
+    Values between segments are zeros too, but for whole numbers: they are what a forward of the
+    producer's class made.
     In the order of the program and several times over, under the allocator's rules of training,
     since what is taken also depends on how freed blocks fit together. The resident set's high-water
     mark shows it, kernels' own scratch included; where it cannot be reset (no write access to
