@@ -185,6 +185,7 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", SWEPT)
 def test_no_damage_to_any_file_goes_unseen(mode: str, tmp_path: Path) -> None:
     """Each file in every way: flipped, truncated, missing, exchanged, and of an earlier step."""

@@ -1,33 +1,47 @@
-"""A device that is none: tensors that say they are on a GPU, and refuse what a GPU refuses.
+"""A device that is none: tensors that say they are elsewhere, and refuse what a GPU refuses.
 
 What they hold lies in ordinary memory, and what is done to them is done there by the CPU's kernels.
-So a run on this device has the CPU's bits, if it brings every tensor to where it is computed with.
+So a run on this device has the CPU's bits, if it brings every tensor to where it is computed with;
+an operation on tensors of two devices fails, as it does with a GPU. Its copies are late besides.
+
+torch knows one such device in a process, for good: `python -m tests.support.other_device` reads a
+JSON object of configs from its standard input, trains each on the CPU and here, and says what came
+of it. The code of the one that is called "unplaced" is left as it was traced, for the CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from swaptrain.errors import SwaptrainError
+from swaptrain.execute import prepare, runner
+from swaptrain.execute.streams import StreamDevice
+from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
 
 __all__ = ["DEVICE", "OtherStreams"]
 
 _setup_privateuseone_for_python_backend("other")
 DEVICE = torch.device("other", 0)
-
-_COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
-"""Operations that take tensors of two devices."""
+_CPU = torch.device("cpu")
 
 
 class OtherTensor(Tensor):
     """A tensor of `DEVICE`; `held` is where its numbers are."""
 
     held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OtherTensor:
@@ -42,11 +56,9 @@ class OtherTensor(Tensor):
         made.held = held
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
     @classmethod
     def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return _run(function, args, kwargs or {})
 
@@ -56,54 +68,32 @@ class OtherTensor(Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.held.untyped_storage()
 
-    def __repr__(self, *_: Any, **__: Any) -> str:
-        return f"OtherTensor({tuple(self.shape)}, {self.dtype})"
-
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call an operation with what the tensors hold; refuse tensors of two devices."""
-    tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, Tensor)]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = [tensor for tensor in tensors if isinstance(tensor, OtherTensor)]
-    there = [tensor for tensor in tensors if not isinstance(tensor, OtherTensor) and tensor.dim()]
-    if here and there and function not in _COPIES:
-        raise RuntimeError(
-            f"{function}: expected all tensors to be on the same device, found {DEVICE} and cpu"
-        )
-    wanted = kwargs.get("device")
-    on_device = bool(here) if wanted is None else torch.device(wanted).type == DEVICE.type
-    if wanted is not None:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    if function is torch.ops.aten._to_copy.default and on_device and not here:
-        function = _copied  # not the same memory
-    elif function is torch.ops.aten.copy_.default:
-        on_device = isinstance(args[0], OtherTensor)
-    held = {id(tensor.held): tensor for tensor in here}
+    elsewhere = [t for t in tensors if t.dim() and not isinstance(t, OtherTensor)]
+    copies = function in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+    if here and elsewhere and not copies:
+        raise RuntimeError(f"{function}: expected all tensors to be on the same device")
+    to = torch.device(kwargs.get("device") or (DEVICE if here else _CPU))
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": _CPU}
+    outer = {id(tensor.held): tensor for tensor in here}
 
-    def inside(item: Any) -> Any:
-        return item.held if isinstance(item, OtherTensor) else item
+    def wrapped(result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        if id(result) in outer:
+            return outer[id(result)]  # changed in place
+        return OtherTensor(result) if to.type == DEVICE.type else result
 
-    def outside(item: Any) -> Any:
-        if not isinstance(item, Tensor):
-            return item
-        if id(item) in held:
-            return held[id(item)]
-        return OtherTensor(item) if on_device else item
-
-    return tree_map(outside, function(*tree_map(inside, args), **tree_map(inside, kwargs)))
+    return tree_map(wrapped, function(*tree_map(_held, args), **tree_map(_held, kwargs)))
 
 
-def _copied(tensor: Tensor, **kwargs: Any) -> Tensor:
-    made: Tensor = torch.ops.aten._to_copy.default(tensor, **kwargs)
-    return made
-
-
-class OtherStreams(LateStreams):
-    """The queues of `DEVICE`: late, and between two kinds of tensors."""
-
-    device = DEVICE
-
-    def empty(self, view: Tensor) -> Tensor:
-        return OtherTensor(super().empty(view))
+def _held(item: Any) -> Any:
+    return item.held if isinstance(item, OtherTensor) else item
 
 
 def _empty(
@@ -119,12 +109,56 @@ def _empty_strided(
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    target, source = (t.held if isinstance(t, OtherTensor) else t for t in (target, source))
-    return target.copy_(source)
+    copied: Tensor = _held(target).copy_(_held(source))
+    return copied
 
 
-# What makes tensors has none whose class could see it; all else that makes some is made of these.
+# What makes a tensor of nothing has no tensor whose class would see it.
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
 _LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")
 _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
+
+
+class OtherStreams(LateStreams):
+    """The queues of `DEVICE`: late, and between two kinds of tensors."""
+
+    device = DEVICE
+
+    def empty(self, view: Tensor) -> Tensor:
+        return OtherTensor(super().empty(view))
+
+
+def _compared(folder: Path, tree: dict[str, Any]) -> str:
+    """Train on the CPU and on `DEVICE`; return how that ended."""
+    plain = trained(config_of(folder / "plain", tree))
+    device = StreamDevice(OtherStreams(limit_bytes=1 << 30))
+    with mock.patch.object(prepare, "open_device", lambda *_: device):
+        try:
+            other = trained(config_of(folder / "other", tree))
+            assert losses(plain) == losses(other), (losses(plain), losses(other))
+            assert_same_bits(weights(plain), weights(other))
+        except (SwaptrainError, RuntimeError, AssertionError) as error:
+            return str(error)
+    return "same bits"
+
+
+def main() -> None:
+    """Compare every config that the standard input holds."""
+    # This device would choose other kernels for attention than the CPU does.
+    torch.backends.cuda.enable_flash_sdp(False)
+    answers = {}
+    for name, tree in json.load(sys.stdin).items():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            if name == "unplaced":
+                stack.enter_context(
+                    mock.patch.object(runner, "place", lambda captured, _: captured)
+                )
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            answers[name] = _compared(Path(folder), tree)
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
