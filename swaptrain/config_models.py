@@ -189,6 +189,10 @@ class TrainConfig(Section):
     whichever makes a step shorter. Never changes the result."""
     threads: Positive | None = None
     """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
+    deterministic: bool = False
+    """On a GPU: only kernels that give the same bits each time, so that neither an interruption nor
+    a budget changes the result. Some are slower, and a model that needs an operation without one is
+    refused. A CPU's kernels always do."""
 
 
 class EvalConfig(Section):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor
 
 from swaptrain.errors import ConfigError
@@ -12,7 +14,7 @@ from swaptrain.execute.streams import CudaStreams, StreamDevice
 from swaptrain.memory.slab import PinCallback
 from swaptrain.program.instructions import ObjectKey
 
-__all__ = ["ComputeDevice", "CpuDevice", "open_device"]
+__all__ = ["ComputeDevice", "CpuDevice", "choose_kernels", "open_device"]
 
 
 class ComputeDevice(Protocol):
@@ -92,6 +94,20 @@ class CpuDevice:
     def peak_bytes(self) -> int | None:
         """There is no device memory."""
         return None
+
+
+def choose_kernels(device: torch.device, *, deterministic: bool) -> None:
+    """Let torch use only kernels whose sums have one order, where they do not have to anyway.
+
+    For the whole process, and before anything is computed on the device: cuBLAS is told by the
+    environment, which it reads when it begins. See "Reproducibility" in torch's notes.
+    """
+    if device.type == "cpu" or not deterministic:
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Whoever reads what nobody has written would read the same each time: here nobody does.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def open_device(name: str, budget_bytes: int | None) -> ComputeDevice:

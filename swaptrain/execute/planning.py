@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
@@ -153,10 +154,17 @@ class Planner:
                 host_bytes=config.memory.host - _SLACK_BYTES,
                 saving=not config.train.recompute,
             )
-        except IndexError as error:  # an id that an embedding does not have
+        except (IndexError, torch.AcceleratorError) as error:  # an id that an embedding has not
             raise ConfigError(
                 f"the model fails on the first micro-batch of the data: {error}: are its ids, or "
                 "labels, larger than the model knows?"
+            ) from error
+        except RuntimeError as error:
+            if not torch.are_deterministic_algorithms_enabled() or "determin" not in str(error):
+                raise
+            raise ConfigError(
+                f"train.deterministic: {str(error).partition(',')[0]}: set it to false, or change "
+                "the model"
             ) from error
         parameters = [p for p in captured.model.parameters.values() if p.trainable]
         scratch_bytes = max(

@@ -12,7 +12,7 @@ from swaptrain.config import Config, OptimizerConfig, load_config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel, build, cast_batch, model_factory
-from swaptrain.execute.device import open_device
+from swaptrain.execute.device import choose_kernels, open_device
 from swaptrain.execute.device_budget import check_device_budget
 from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
@@ -44,6 +44,7 @@ class Prepared:
             refuse_tmpfs(path)
         self.threads = _set_threads(config, root, note)
         self.device = open_device(config.device, config.memory.device)
+        choose_kernels(self.device.device, deterministic=config.train.deterministic)
         self.rule = update_rule(config.optimizer)
         self.factory: Factory = model_factory(config)
         example = open_example(
