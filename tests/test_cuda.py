@@ -10,6 +10,7 @@ import torch
 
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.test_exactness import LLAMA
+from tests.test_streams import MODELS, SETTINGS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,21 +18,23 @@ pytestmark = [
 ]
 
 
-def _tree(dtype: str, host: str, **train: Any) -> dict[str, Any]:
-    return {
-        "model": {"hf": LLAMA, "dtype": dtype},
-        "data": {"python": "tests.support.datasets:text"},
-        "device": "cuda",
-        "memory": {"host": host, "segment": "64KiB"},
-        "train": {"steps": 3, **train},
-    }
+def _tree(model: str, settings: str, host: str, **train: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {**MODELS[model], **SETTINGS[settings], "device": "cuda"}
+    if "eval" in tree:
+        tree["eval"] = {**tree["eval"], "python": MODELS[model]["data"]["python"]}
+    tree["memory"] = {"segment": "64KiB", **tree.get("memory", {}), "host": host}
+    tree["train"] = {"steps": 3, "deterministic": True, **tree.get("train", {}), **train}
+    return tree
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_budgets_and_waves_do_not_change_the_bits(dtype: str, tmp_path: Path) -> None:
-    """On one device the bits do not depend on memory.host or the wave."""
-    large = trained(config_of(tmp_path / "large", _tree(dtype, "1GiB", deterministic=True)))
-    tree = _tree(dtype, "512MiB", wave=1, deterministic=True)
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("model", MODELS)
+def test_budgets_waves_and_what_is_saved_do_not_change_the_bits(
+    model: str, settings: str, tmp_path: Path
+) -> None:
+    """On one device, with deterministic kernels."""
+    large = trained(config_of(tmp_path / "large", _tree(model, settings, "2GiB")))
+    tree = _tree(model, settings, "640MiB", recompute=True)
     small = trained(config_of(tmp_path / "small", tree))
     assert losses(large) == losses(small)
     assert_same_bits(weights(large), weights(small))
@@ -39,7 +42,12 @@ def test_budgets_and_waves_do_not_change_the_bits(dtype: str, tmp_path: Path) ->
 
 def test_the_loss_falls_as_on_the_cpu(tmp_path: Path) -> None:
     """In float32 the losses agree with the CPU's to rounding."""
-    tree = _tree("float32", "1GiB")
-    cuda = losses(trained(config_of(tmp_path / "cuda", tree)))
+    tree = {
+        "model": {"hf": LLAMA},
+        "data": {"python": "tests.support.datasets:text"},
+        "memory": {"host": "2GiB", "segment": "64KiB"},
+        "train": {"steps": 3},
+    }
+    cuda = losses(trained(config_of(tmp_path / "cuda", {**tree, "device": "cuda"})))
     cpu = losses(trained(config_of(tmp_path / "cpu", {**tree, "device": "cpu"})))
     assert cuda == pytest.approx(cpu, rel=1e-4)

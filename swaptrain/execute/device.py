@@ -10,11 +10,12 @@ import torch.utils.deterministic
 from torch import Tensor
 
 from swaptrain.errors import ConfigError
+from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.streams import CudaStreams, StreamDevice
 from swaptrain.memory.slab import PinCallback
 from swaptrain.program.instructions import ObjectKey
 
-__all__ = ["ComputeDevice", "CpuDevice", "choose_kernels", "open_device"]
+__all__ = ["ComputeDevice", "CpuDevice", "choose_kernels", "load_libraries", "open_device"]
 
 
 class ComputeDevice(Protocol):
@@ -47,6 +48,9 @@ class ComputeDevice(Protocol):
 
     def put(self, view: Tensor, tensor: Tensor) -> None:
         """Write a tensor that `fetch` gave back into its slab."""
+
+    def store(self, view: Tensor, tensor: Tensor) -> None:
+        """Write a tensor that was computed into a slab."""
 
     def forget(self, key: ObjectKey) -> None:
         """The object is dead: drop its copies."""
@@ -85,6 +89,10 @@ class CpuDevice:
     def put(self, view: Tensor, tensor: Tensor) -> None:
         """Nothing moves: the tensor is the view."""
 
+    def store(self, view: Tensor, tensor: Tensor) -> None:
+        """Copy the tensor."""
+        copy_into(view, tensor)
+
     def forget(self, key: ObjectKey) -> None:
         """Nothing is kept."""
 
@@ -108,6 +116,20 @@ def choose_kernels(device: torch.device, *, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(True)
     # Whoever reads what nobody has written would read the same each time: here nobody does.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def load_libraries(device: torch.device) -> None:
+    """Compute a little, so that the device's libraries are in memory, which are in no budget.
+
+    They come with the first product, and stay: hundreds of MiB of RAM that would be taken for what
+    the first segment needs.
+    """
+    if device.type == "cpu":
+        return
+    for dtype in (torch.float32, torch.bfloat16):
+        ones = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
+        (gradient,) = torch.autograd.grad((ones @ ones).sum(), ones)
+        float(gradient.sum())  # waits
 
 
 def open_device(name: str, budget_bytes: int | None) -> ComputeDevice:

@@ -63,6 +63,7 @@ class _DryRun:
 
         On random numbers: of zeros, a tensor that changed could not be told from what it was.
         """
+        self._operations.device.begin(-1)  # the copies it keeps are of other slabs
         _, slabs = self._slabs(instruction.touches)
         generator = torch.Generator().manual_seed(0)
         for key, slab in slabs.items():
@@ -81,6 +82,7 @@ class _DryRun:
         In `step` 1 an optimizer makes its state, which takes memory, and time that later ones do
         not take.
         """
+        self._operations.device.begin(-1)
         pool, slabs = self._slabs(key for i in instructions for key in i.touches)
         for instruction in instructions:
             reset_peak()

@@ -30,6 +30,11 @@ def named_failures(config: Config) -> Iterator[None]:
             f"the device has no memory left ({str(error).splitlines()[0]}): lower "
             "data.micro_batch, or raise memory.device; then run the same command to go on"
         ) from error
+    except torch.AcceleratorError as error:
+        raise RunError(
+            f"the device failed ({_first_line(error)}): what was committed is good; run the same "
+            "command to go on, and if it fails again, look at the driver's messages (dmesg)"
+        ) from error
     except Exception as error:
         if not out_of_memory(error):
             raise

@@ -22,7 +22,7 @@ from swaptrain.program.state import (
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.layout import ArrayLayout, Entry, SegmentLayout, lay_out
 
-__all__ = ["Layouts", "clear_padding", "copy_into", "view", "views"]
+__all__ = ["Layouts", "clear_padding", "copy_into", "once", "view", "views"]
 
 _MOST_PARTS = 16
 """Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
@@ -223,11 +223,17 @@ def view(layout: ArrayLayout, slab: Slab) -> Tensor:
 def copy_into(target: Tensor, source: Tensor) -> None:
     """Copy a value into its slab, also where expanded dimensions share memory (stride 0)."""
     with torch.no_grad():
-        for dimension, stride in enumerate(target.stride()):
-            if stride == 0 and target.shape[dimension] > 1:
-                target = target.narrow(dimension, 0, 1)
-                source = source.narrow(dimension, 0, 1)
+        target, source = once(target, source)
         target.copy_(source)
+
+
+def once(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both without what `target` repeats: of an expanded dimension (stride 0) one index."""
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            target = target.narrow(dimension, 0, 1)
+            source = source.narrow(dimension, 0, 1)
+    return target, source
 
 
 def _strided(flat: Tensor, entry: Entry) -> Tensor:

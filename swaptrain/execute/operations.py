@@ -24,8 +24,8 @@ __all__ = ["Operations", "Slabs"]
 
 Slabs = Mapping[ObjectKey, Slab]
 
-_WAITING = {Operation.FORWARD, Operation.TURN, Operation.BACKWARD, Operation.UPDATE}
-"""Operations that end when all copies are made: slabs may move then."""
+_AHEAD = {Kind.STATE, Kind.VALUE, Kind.GRADIENT}
+"""What may be copied to the device before the instruction that reads it."""
 
 
 class Operations:
@@ -44,46 +44,65 @@ class Operations:
         self._runner, self.rule, self.device = runner, rule, device
         self._norms: dict[str, FiniteNorm] = {}
         """Of the gradients that the update which is under way has come to."""
+        self._coming: Iterable[Instruction] = ()
+        self._ready: Callable[[ObjectKey], Slab | None] = lambda _: None
         runner.move_to(device.device)
 
     def forget(self, instruction: Instruction) -> None:
         """Drop the device's copies of what is dead, or belongs to one micro-batch.
 
         The next instruction is of another one: a turn of many needs no more memory than of one.
-        The same for what belongs to one part of an update.
+        The same for what belongs to one part of an update, and for what only an update reads.
         """
-        passed = {key for key in instruction.touches if key.micro_batch >= 0 or key.part >= 0}
+        passed = {
+            key
+            for key in instruction.touches
+            if key.micro_batch >= 0
+            or key.part >= 0
+            or (key.kind is Kind.STATE and only_updates_read(key.name))
+        }
         for key in passed.union(instruction.frees):
             self.device.forget(key)
 
-    def fetch_ahead(
-        self,
-        instruction: Instruction,
-        coming: Iterable[Instruction],
-        ready: Callable[[ObjectKey], Slab | None],
+    def expect(
+        self, coming: Iterable[Instruction], ready: Callable[[ObjectKey], Slab | None]
     ) -> None:
-        """Let the device bring the state that `coming` instructions need, while one runs.
+        """Say what comes behind the next instruction that is executed.
 
-        Up to the first of the segment that comes next, as far as the device has room beside the
-        one that runs and `ready` gives a slab that holds the object; not what changes until then.
+        `ready` gives the slab of an object that is in memory, which nobody writes to meanwhile.
         """
+        self._coming, self._ready = coming, ready
+
+    def _fetch_ahead(self, instruction: Instruction) -> None:
+        """Let the device bring what the instructions behind this one need, while it computes.
+
+        Its own operands are on their way by now: copies are made in turn. State up to the first
+        instruction of the segment that comes next, and all that the next instruction reads, as far
+        as the device has room; not what changes until then.
+        """
+        coming, self._coming = self._coming, ()
         room = self.device.ahead_bytes
-        if not room or instruction.operation not in _WAITING:
+        if not room:
             return
-        self.device.begin(instruction.segment)
         room -= needed_bytes(instruction, self._captured, self._layouts)
         known = set(instruction.touches)
-        for later in coming:
+        for distance, later in enumerate(coming):
             for key in later.needs:
-                if key in known or key.kind is not Kind.STATE:
+                if key in known or key.kind not in _AHEAD or key.name.startswith("before."):
+                    continue
+                if distance and key.kind is not Kind.STATE:
                     continue
                 known.add(key)
-                slab = ready(key)
+                slab = self._ready(key)
                 room -= self._layouts.size_bytes(key)
                 if slab is None or room < 0:
                     return
-                for name, host in views(self._layouts.array(key), slab).items():
-                    self.device.fetch_ahead(later.segment, key, name, host)
+                if key.kind is Kind.STATE:
+                    for name, host in self._views(key, {key: slab}).items():
+                        self.device.fetch_ahead(later.segment, key, name, host)
+                else:
+                    host = self._host_view(key, {key: slab})
+                    self.device.fetch_ahead(later.segment, key, "", host)
             if later.segment != instruction.segment:
                 return
             known.update(later.changes, later.writes)
@@ -98,6 +117,7 @@ class Operations:
         self.device.begin(instruction.segment)
         self._keep_buffers(instruction, slabs)
         operands = self._operands(instruction, slabs)
+        self._fetch_ahead(instruction)
         outputs = self._runner.forward(
             instruction.segment,
             step,
@@ -107,6 +127,7 @@ class Operations:
         )
         self._put_buffers(instruction, slabs, operands)
         self._store_outputs(instruction, slabs, outputs)
+        self.device.synchronize()
 
     def measure_saved(self, instruction: Instruction, slabs: Slabs) -> SavedTensors:
         """Run a forward for nothing; return what autograd would save, counted but not kept."""
@@ -118,6 +139,7 @@ class Operations:
         self.device.begin(instruction.segment)
         outputs = self._runner.evaluate(instruction.segment, self._operands(instruction, slabs))
         self._store_outputs(instruction, slabs, outputs)
+        self.device.synchronize()
         loss = outputs.get(self._model.loss)
         return None if loss is None else float(loss)
 
@@ -153,10 +175,11 @@ class Operations:
             if key.kind is Kind.GRADIENT and key.name.startswith("parameter.")
         }
         missing = set(sums) if first else set()
+        self._fetch_ahead(instruction)
 
         def sink(name: str, gradient: Tensor) -> None:
             if name in partial:
-                copy_into(self._host_view(partial[name], slabs), gradient)
+                self.device.store(self._host_view(partial[name], slabs), gradient)
             elif name in missing:
                 sums[name].copy_(gradient)
                 missing.discard(name)
@@ -181,7 +204,7 @@ class Operations:
                 if gradient is None:
                     target.zero_()
                 else:
-                    copy_into(target, gradient)
+                    self.device.store(target, gradient)
         self.device.synchronize()
         return None if loss is None else float(loss)
 
@@ -219,6 +242,7 @@ class Operations:
         hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
         arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
         sums = self._accumulators(instruction, slabs, read=True)
+        self._fetch_ahead(instruction)
         pieces = self._pieces(state_keys.values())
         if not instruction.part:
             self._norms = {}
@@ -312,14 +336,13 @@ class Operations:
             if key.kind is Kind.STATE:
                 for name, target in self._views(key, slabs).items():
                     self.device.put(target, operands.buffers[name])
-        self.device.synchronize()
 
     def _store_outputs(
         self, instruction: Instruction, slabs: Slabs, outputs: Mapping[str, Tensor]
     ) -> None:
         for key in instruction.writes:
             if key.kind is Kind.VALUE and not key.name.startswith("before."):
-                copy_into(self._host_view(key, slabs), outputs[key.name])
+                self.device.store(self._host_view(key, slabs), outputs[key.name])
 
     def _accumulators(
         self, instruction: Instruction, slabs: Slabs, *, read: bool

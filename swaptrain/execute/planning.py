@@ -15,6 +15,7 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute.build import BuiltModel
 from swaptrain.execute.cutting import Cut, Cutter, check_steps, short_steps
 from swaptrain.execute.device import ComputeDevice
+from swaptrain.execute.device_budget import check_device_budget
 from swaptrain.execute.dry_run import Measured, dry_run
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.operations import Operations
@@ -82,6 +83,10 @@ class Plan:
         return check_steps(self.builder, self.layouts)
 
 
+class _TooLargeForDeviceError(BudgetError):
+    """A cut has segments that `memory.device` has no room for."""
+
+
 class Planner:
     """Finds the largest segments that fit a host budget, and the least budget that works.
 
@@ -109,15 +114,21 @@ class Planner:
     def plan(self) -> Plan:
         """Return the plan with the largest segments that fit `memory.host`.
 
-        Raises BudgetError with the smallest budget that was found to work.
+        Of those that fit `memory.device` too, where there is one. Raises BudgetError with the
+        smallest budget that was found to work.
         """
         host_bytes = self._config.memory.host
         targets = [t for t in self._cutter.targets() if self._cutter.meant_for(t) <= host_bytes]
+        refused: BudgetError | None = None
         for target_bytes in targets:
-            plan = self._measured(self._cutter.cut(target_bytes))
+            try:
+                plan = self._measured(self._cutter.cut(target_bytes))
+            except _TooLargeForDeviceError as error:
+                refused = error
+                continue
             if plan.fits:
                 return replace(plan, peaks=plan.check())
-        raise BudgetError(self._refusal())
+        raise refused or BudgetError(self._refusal())
 
     def least_host(self) -> str:
         """Return the smallest `memory.host` that was found to work, as a config says it."""
@@ -135,6 +146,18 @@ class Planner:
         host_bytes = max(plan.least_host_bytes + noise_bytes, cutter.meant_for(target_bytes))
         return roomy_size(host_bytes), plan
 
+    def _check_device(self, found: Cut) -> None:
+        """Raise BudgetError where an instruction needs more than `memory.device`."""
+        budget_bytes, builder = self._config.memory.device, found.builder
+        if budget_bytes is None:
+            return
+        pending = found.layouts.updated if builder.deferred else ()
+        program = short_steps(builder).step(pending_updates=pending)
+        try:
+            check_device_budget(budget_bytes, found.captured, found.layouts, program)
+        except BudgetError as error:
+            raise _TooLargeForDeviceError(str(error)) from error
+
     def _measured(self, found: Cut) -> Plan:
         if tuple(found.cuts) not in self._plans:
             self._plans[tuple(found.cuts)] = self._measure(found)
@@ -144,6 +167,7 @@ class Planner:
         config, rule, captured, layouts = self._config, self._rule, found.captured, found.layouts
         runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
         operations = Operations(captured, layouts, runner, rule, self._device)
+        self._check_device(found)
         try:
             measured = dry_run(
                 captured,
@@ -154,7 +178,14 @@ class Planner:
                 host_bytes=config.memory.host - _SLACK_BYTES,
                 saving=not config.train.recompute,
             )
+        except torch.OutOfMemoryError as error:
+            raise _TooLargeForDeviceError(
+                f"the device has no memory left for a segment ({str(error).splitlines()[0]}): set "
+                "memory.device to more, or memory.segment or data.micro_batch to less"
+            ) from error
         except (IndexError, torch.AcceleratorError) as error:  # an id that an embedding has not
+            if isinstance(error, torch.AcceleratorError) and "assert" not in str(error):
+                raise
             raise ConfigError(
                 f"the model fails on the first micro-batch of the data: {error}: are its ids, or "
                 "labels, larger than the model knows?"

@@ -12,8 +12,7 @@ from swaptrain.config import Config, OptimizerConfig, load_config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel, build, cast_batch, model_factory
-from swaptrain.execute.device import choose_kernels, open_device
-from swaptrain.execute.device_budget import check_device_budget
+from swaptrain.execute.device import choose_kernels, load_libraries, open_device
 from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
@@ -45,6 +44,7 @@ class Prepared:
         self.threads = _set_threads(config, root, note)
         self.device = open_device(config.device, config.memory.device)
         choose_kernels(self.device.device, deterministic=config.train.deterministic)
+        load_libraries(self.device.device)
         self.rule = update_rule(config.optimizer)
         self.factory: Factory = model_factory(config)
         example = open_example(
@@ -62,11 +62,6 @@ class Prepared:
             choices=root.choices if root is not None else None,
         )
         self.plan: Plan = self.planner.plan()
-        if config.memory.device is not None:
-            made = self.plan
-            check_device_budget(
-                config.memory.device, made.captured, made.layouts, made.builder.step()
-            )
         if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
             raise ConfigError(
                 f"{config.run.dir} holds another model than the config now gives: the code of the "

@@ -204,11 +204,11 @@ def _kept_records(
     records: dict[int, Mapping[str, Any]] = {}
     for k in layouts.state:
         try:
-            record = read_kept(home.kept_record(k, settled=settled))
+            record = read_kept(home.kept_record(k, settled=settled), k)
         except DamagedStoreError as error:
             torn[k] = error.within(Where(segment=k))
             continue
-        if record["fingerprint"] != root.fingerprint or record["segment"] != k:
+        if record["fingerprint"] != root.fingerprint:
             continue
         arrays = home.kept_arrays(k)
         if {name: len(sums) for name, sums in record["checksums"].items()} != arrays:

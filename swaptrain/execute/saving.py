@@ -119,7 +119,9 @@ class SavedTensors:
         if layout.device != piece.device:
             place = packed.start, packed.end
             if place not in self._brought:
-                self._brought[place] = piece.to(layout.device)
+                phase = packed.start % _ALIGNMENT_BYTES  # as where it was computed: see `_copy`
+                room = torch.empty(phase + len(piece), dtype=torch.uint8, device=layout.device)
+                self._brought[place] = room[phase:].copy_(piece)
             piece = self._brought[place]
         return layout.of(piece.view(layout.dtype))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.execute.layouts import once
 from swaptrain.memory.slab import PinCallback
 from swaptrain.program.instructions import ObjectKey
 
@@ -74,8 +75,12 @@ class StreamDevice:
 
     @property
     def ahead_bytes(self) -> int:
-        """What an instruction and what is copied ahead of the next one may take together."""
-        return self._streams.limit_bytes
+        """What an instruction and what is copied ahead of the next one may take together.
+
+        Seven eighths: nobody counts blocks of updates, libraries' workspaces, and what rounding and
+        fragments of the allocator take.
+        """
+        return self._streams.limit_bytes - self._streams.limit_bytes // 8
 
     @property
     def pinning(self) -> tuple[PinCallback, PinCallback]:
@@ -98,14 +103,14 @@ class StreamDevice:
         held = self._copies if segment == self._segment else self._ahead
         if (key, name) not in held:
             copy = self._streams.empty(view)
-            held[key, name] = _Copy(copy, self._streams.bring(copy, view))
+            held[key, name] = _Copy(copy, self._streams.bring(*once(copy, view)))
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
         """Copy the view to the device unless its copy is there."""
         found = self._copies.get((key, name))
         if found is None:
             copy = self._streams.empty(view)
-            mark = self._streams.bring(copy, view) if read else None
+            mark = self._streams.bring(*once(copy, view)) if read else None
             found = self._copies[key, name] = _Copy(copy, mark)
         if found.mark is not None:
             self._streams.compute_behind(found.mark)
@@ -115,6 +120,10 @@ class StreamDevice:
     def put(self, view: Tensor, tensor: Tensor) -> None:
         """Copy a tensor into its slab."""
         self._streams.send(view, tensor)
+
+    def store(self, view: Tensor, tensor: Tensor) -> None:
+        """Copy what was computed into a slab."""
+        self._streams.send(*once(view, tensor.detach()))
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the copies of a dead object."""

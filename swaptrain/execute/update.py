@@ -223,8 +223,9 @@ class UpdateRule:
             given: dict[str, Any] = dict(state)
             if self._shapes.keeps_step(parameter.dim()):
                 device = parameter.device if self.fused else None
-                given["step"] = torch.tensor(
-                    float(updates_before), dtype=torch.float32, device=device
+                # Not `torch.tensor`, which copies from the host and waits for the device.
+                given["step"] = torch.full(
+                    (), float(updates_before), dtype=torch.float32, device=device
                 )
             optimizer.state[subject] = given
         try:
@@ -292,11 +293,12 @@ def add_widened(total: Tensor, gradient: Tensor) -> None:
     """Add a gradient to a float32 sum of the same shape, in place.
 
     A narrow one is widened block by block, where it lies in memory as the sum does: as a whole it
-    would go through memory once more, since torch makes a float32 copy of it first.
+    would go through memory once more, since torch makes a float32 copy of it first, on a CPU.
     """
     small = total.numel() <= _LEAST_WIDENED_ELEMENTS
     if (
         gradient.dtype == total.dtype
+        or total.device.type != "cpu"
         or small
         or gradient.is_sparse
         or not same_layout(total, gradient)

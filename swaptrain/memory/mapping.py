@@ -91,6 +91,10 @@ class Mapping:
         """Return the bytes as a new array, which every later view refers to."""
         return np.frombuffer(self._memory, np.uint8, self.nbytes, self._start)
 
+    def keep_from_children(self) -> None:
+        """Let no forked process have it, as what a device reads and writes itself must not be."""
+        self._memory.madvise(mmap.MADV_DONTFORK)
+
     def populate(self) -> None:
         """Make what is missing resident; raises OSError when there is no memory for it."""
         for part in (self._huge, self._small):

@@ -247,6 +247,7 @@ class Pool:
             mapping.close()
             raise
         if self._pin is not None:
+            mapping.keep_from_children()
             self._pin(mapping.address, nbytes)
         return mapping
 

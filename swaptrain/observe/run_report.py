@@ -204,7 +204,7 @@ def _between(done: int, pending: list[int], steps: int) -> str:
 def _kept_version(path: Path, segment: int) -> int | None:
     """Return the step whose gradient is kept beside a segment; a torn record counts as none."""
     try:
-        record = read_kept(path / "spill" / "kept" / f"{segment:03d}" / "record.json")
+        record = read_kept(path / "spill" / "kept" / f"{segment:03d}" / "record.json", segment)
     except DamagedStoreError:
         return None
     return int(record["version"])

@@ -200,7 +200,7 @@ def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTens
 def _is_pending(run: Path, segment: int, version: int) -> bool:
     """Whether the gradient of the step after `version` is done and waits for its update."""
     try:
-        record = read_kept(run / "spill" / "kept" / f"{segment:03d}" / "record.json")
+        record = read_kept(run / "spill" / "kept" / f"{segment:03d}" / "record.json", segment)
     except DamagedStoreError:
         return False  # there is none, or the writing of it was cut short
     return int(record["version"]) == version + 1

@@ -123,11 +123,11 @@ def _kept(
     kept: dict[int, Record] = {}
     for k in segments:
         try:
-            record = read_kept(_record_path(run_dir, folder, k))
+            record = read_kept(_record_path(run_dir, folder, k), k)
         except DamagedStoreError as error:
             torn.append(error.within(Where(segment=k)))
             continue
-        if record["fingerprint"] == root.fingerprint and record["segment"] == k:
+        if record["fingerprint"] == root.fingerprint:
             kept[k] = record
     return kept
 

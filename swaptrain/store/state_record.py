@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from swaptrain.errors import DamagedStoreError
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.record import read_record
 from swaptrain.store.schema import check_kept
@@ -46,11 +47,15 @@ def blank_checksums(layout: SegmentLayout) -> dict[str, list[int]]:
     return {array.name: [2**64 - 1] * array.chunks for array in layout.arrays}
 
 
-def read_kept(path: Path) -> dict[str, Any]:
+def read_kept(path: Path, segment: int) -> dict[str, Any]:
     """Return the record of what is kept of a segment beside its slot (`execute/commits.py`).
 
-    Raises DamagedStoreError when it is missing, torn, or says what no such record can say.
+    Raises DamagedStoreError when it is missing, torn, another segment's, or says what no such
+    record can say.
     """
     record = read_record(path)
     check_kept(record, path)
+    if record["segment"] != segment:
+        text = f"the record of what is kept of a segment is one of segment {record['segment']}"
+        raise DamagedStoreError(text, segment=segment, path=path)
     return record

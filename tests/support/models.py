@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = ["bottleneck_unet", "convolutional", "drawn", "encoder_decoder", "frozen_mlp", "gpt"]
-__all__ += ["language", "lstm", "part_frozen"]
+__all__ += ["language", "lstm", "masked", "part_frozen"]
 
 
 class Convolutional(nn.Module):
@@ -211,6 +211,26 @@ def lstm() -> nn.Module:
     return Recurrent()
 
 
+class Masked(nn.Module):
+    """A mask that is expanded over heads (stride 0), which every layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.mix = nn.ModuleList(nn.Linear(32, 96) for _ in range(3))
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        mask = (ids % 5 != 0)[:, None, None, :].expand(batch, 4, length, length)
+        h = self.embedding(ids)
+        for layer in self.mix:
+            q, k, v = layer(h).view(batch, length, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            h = h + found.transpose(1, 2).reshape(batch, length, 32)
+        return F.cross_entropy(self.head(h).flatten(0, 1), ids.flatten())
+
+
 def bottleneck_unet() -> nn.Module:
     return UNet()
 
@@ -221,6 +241,10 @@ def encoder_decoder() -> nn.Module:
 
 def gpt(layers: int = 3, width: int = 32, dropout: float = 0.0) -> nn.Module:
     return GPT(layers, width, dropout)
+
+
+def masked() -> nn.Module:
+    return Masked()
 
 
 def frozen_mlp() -> nn.Module:

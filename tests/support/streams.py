@@ -25,8 +25,6 @@ class LateStreams:
         self.limit_bytes = limit_bytes
         self.brought = self.ahead = 0
         """Copies to the device; those that the host did not ask for at once."""
-        self.sent_bytes = 0
-        """Copied from the device."""
         self._in: list[Callable[[], object]] = []
         self._done = 0
         self._out: list[Callable[[], object]] = []
@@ -51,7 +49,6 @@ class LateStreams:
         self._copy_in(mark)
 
     def send(self, view: Tensor, source: Tensor) -> None:
-        self.sent_bytes += view.nbytes
         self._out.append(lambda: view.copy_(source))
 
     def synchronize(self) -> None:
