@@ -173,3 +173,27 @@ def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
     state_bytes = 12 * sum(tensor.numel() for tensor in weights(tmp_path / "8").values())
     sums_bytes = {"fused": 0, "clipped": state_bytes // 3, "waves": state_bytes // 3}[settings]
     assert sent[8] == steps * (state_bytes + sums_bytes)
+
+
+def test_what_is_pinned_is_unpinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its memory goes: an address may come again, and is another slab's then."""
+    pinned: dict[int, int] = {}
+    most = 0
+
+    class Pinning(LateStreams):
+        def pin(self, address: int, nbytes: int) -> None:
+            nonlocal most
+            assert address not in pinned
+            pinned[address] = nbytes
+            most = max(most, len(pinned))
+
+        def unpin(self, address: int, nbytes: int) -> None:
+            assert pinned.pop(address) == nbytes
+
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(Pinning(1 << 30)))
+    planned = Prepared(_config(tmp_path / "planned", "llama", "clipped"), None, lambda _: None)
+    assert most > 1
+    assert not pinned, "the dry run has left some"
+    host_bytes = planned.plan.least_host_bytes + 4 * MIB
+    trained(_config(tmp_path / "run", "llama", "clipped", host_bytes))
+    assert not pinned

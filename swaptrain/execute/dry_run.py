@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -63,18 +64,20 @@ class _DryRun:
 
         On random numbers: of zeros, a tensor that changed could not be told from what it was.
         """
-        self._operations.device.begin(-1)  # the copies it keeps are of other slabs
-        _, slabs = self._slabs(instruction.touches)
+        with self._slabs(instruction.touches) as (_, slabs):
+            self._draw(slabs)
+            saved = self._operations.measure_saved(instruction, slabs)
+        isomorphism = self.captured.model.segment(instruction.segment).isomorphism
+        self.measured.saved_count[isomorphism] = saved.count
+        return saved.nbytes if saved.complete else None
+
+    def _draw(self, slabs: Slabs) -> None:
         generator = torch.Generator().manual_seed(0)
         for key, slab in slabs.items():
             if key.kind in (Kind.STATE, Kind.VALUE):
                 for tensor in views(self.layouts.array(key), slab).values():
                     if tensor.is_floating_point() and 0 not in tensor.stride():
                         tensor.normal_(std=_STD, generator=generator)
-        saved = self._operations.measure_saved(instruction, slabs)
-        isomorphism = self.captured.model.segment(instruction.segment).isomorphism
-        self.measured.saved_count[isomorphism] = saved.count
-        return saved.nbytes if saved.complete else None
 
     def sample(self, instructions: list[Instruction], step: int) -> None:
         """Execute instructions on slabs of their own, which they share; note time and memory.
@@ -82,16 +85,15 @@ class _DryRun:
         In `step` 1 an optimizer makes its state, which takes memory, and time that later ones do
         not take.
         """
-        self._operations.device.begin(-1)
-        pool, slabs = self._slabs(key for i in instructions for key in i.touches)
-        for instruction in instructions:
-            reset_peak()
-            begun = time.perf_counter()
-            self._execute(instruction, slabs, step)
-            self._note_seconds(instruction, time.perf_counter() - begun)
-            self._peaks.append(peak_resident_bytes() - pool.held_bytes)
-            if instruction.operation is Operation.FORWARD:
-                self._keep_integers(instruction, slabs)
+        with self._slabs(key for i in instructions for key in i.touches) as (pool, slabs):
+            for instruction in instructions:
+                reset_peak()
+                begun = time.perf_counter()
+                self._execute(instruction, slabs, step)
+                self._note_seconds(instruction, time.perf_counter() - begun)
+                self._peaks.append(peak_resident_bytes() - pool.held_bytes)
+                if instruction.operation is Operation.FORWARD:
+                    self._keep_integers(instruction, slabs)
 
     @property
     def peak_bytes(self) -> int:
@@ -112,17 +114,27 @@ class _DryRun:
         rounds.append(seconds)
         self.measured.seconds[key] = statistics.median(rounds)
 
-    def _slabs(self, keys: Iterable[ObjectKey]) -> tuple[Pool, dict[ObjectKey, Slab]]:
+    @contextmanager
+    def _slabs(self, keys: Iterable[ObjectKey]) -> Iterator[tuple[Pool, dict[ObjectKey, Slab]]]:
+        """Lend slabs for objects, of zeros but for what the batch and other segments give."""
+        device = self._operations.device
+        device.begin(-1)  # the copies that it keeps are of slabs that are gone
+        pin, unpin = device.pinning or (None, None)
         sizes = {key: self.layouts.size_bytes(key) for key in keys}
-        pool = Pool(max(sum(sizes.values()), 4096))
+        pool = Pool(max(sum(sizes.values()), 4096), pin=pin, unpin=unpin)
         slabs = {key: pool.take(size) for key, size in sizes.items()}
-        for key, slab in slabs.items():
-            if key.kind is Kind.VALUE and key.segment == 0:
-                load = Instruction(Operation.LOAD, 0, 0, writes=(key,))
-                self._operations.load(load, {key: slab}, self._batch)
-            elif (made := self._integers.get(self._output(key))) is not None:
-                copy_into(view(self.layouts.array(key), slab), made)
-        return pool, slabs
+        try:
+            for key, slab in slabs.items():
+                if key.kind is Kind.VALUE and key.segment == 0:
+                    load = Instruction(Operation.LOAD, 0, 0, writes=(key,))
+                    self._operations.load(load, {key: slab}, self._batch)
+                elif (made := self._integers.get(self._output(key))) is not None:
+                    copy_into(view(self.layouts.array(key), slab), made)
+            yield pool, slabs
+        finally:
+            for slab in slabs.values():
+                pool.give(slab)
+            pool.trim()
 
     def _keep_integers(self, forward: Instruction, slabs: Slabs) -> None:
         """Keep what a segment made of whole numbers, for those that read what its class makes.

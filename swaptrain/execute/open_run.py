@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+
+import torch
 
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
@@ -142,6 +145,8 @@ class OpenRun:
         if self._metrics is not None:
             self._metrics.close()
         if self._tier is not None:
+            with suppress(torch.AcceleratorError):  # a device that failed has nothing under way
+                self._prepared.device.synchronize()
             self._tier.close()
             self._pool.trim()
         release()
