@@ -8,13 +8,17 @@ from swaptrain.execute.layouts import Layouts
 from swaptrain.program.instructions import Instruction, Program
 from swaptrain.units import format_size, roomy_size
 
-__all__ = ["check_device_budget", "needed_bytes"]
+__all__ = ["DeviceBudgetError", "check_device_budget", "needed_bytes"]
+
+
+class DeviceBudgetError(BudgetError):
+    """The device has no room for the segments of a cut; smaller ones may fit."""
 
 
 def check_device_budget(
     budget_bytes: int, captured: Captured, layouts: Layouts, program: Program
 ) -> None:
-    """Raise BudgetError, with the number, where `memory.device` is too small for an instruction.
+    """Raise DeviceBudgetError, with the number, where an instruction needs more than the budget.
 
     Kernels' scratch is not counted, so a budget just above may still run out; the run then stops
     with exit 1 and can go on with a larger one.
@@ -23,7 +27,7 @@ def check_device_budget(
     largest = max(program, key=lambda i: needed_bytes(i, captured, layouts))
     needed = needed_bytes(largest, captured, layouts)
     if needed > budget_bytes:
-        raise BudgetError(
+        raise DeviceBudgetError(
             f"memory.device is {format_size(budget_bytes)}, and {largest} needs "
             f"{format_size(needed)}: set memory.device to {roomy_size(needed)}, memory.segment to "
             "less, or data.micro_batch to less"

@@ -15,7 +15,7 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute.build import BuiltModel
 from swaptrain.execute.cutting import Cut, Cutter, check_steps, short_steps
 from swaptrain.execute.device import ComputeDevice
-from swaptrain.execute.device_budget import check_device_budget
+from swaptrain.execute.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.execute.dry_run import Measured, dry_run
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.operations import Operations
@@ -83,10 +83,6 @@ class Plan:
         return check_steps(self.builder, self.layouts)
 
 
-class _TooLargeForDeviceError(BudgetError):
-    """A cut has segments that `memory.device` has no room for."""
-
-
 class Planner:
     """Finds the largest segments that fit a host budget, and the least budget that works.
 
@@ -123,11 +119,12 @@ class Planner:
         for target_bytes in targets:
             try:
                 plan = self._measured(self._cutter.cut(target_bytes))
-            except _TooLargeForDeviceError as error:
+            except DeviceBudgetError as error:
                 refused = error
                 continue
             if plan.fits:
                 return replace(plan, peaks=plan.check())
+            refused = None
         raise refused or BudgetError(self._refusal())
 
     def least_host(self) -> str:
@@ -147,16 +144,12 @@ class Planner:
         return roomy_size(host_bytes), plan
 
     def _check_device(self, found: Cut) -> None:
-        """Raise BudgetError where an instruction needs more than `memory.device`."""
+        """Raise DeviceBudgetError where an instruction needs more than `memory.device`."""
         budget_bytes, builder = self._config.memory.device, found.builder
-        if budget_bytes is None:
-            return
-        pending = found.layouts.updated if builder.deferred else ()
-        program = short_steps(builder).step(pending_updates=pending)
-        try:
+        if budget_bytes is not None:
+            pending = found.layouts.updated if builder.deferred else ()
+            program = short_steps(builder).step(pending_updates=pending)
             check_device_budget(budget_bytes, found.captured, found.layouts, program)
-        except BudgetError as error:
-            raise _TooLargeForDeviceError(str(error)) from error
 
     def _measured(self, found: Cut) -> Plan:
         if tuple(found.cuts) not in self._plans:
@@ -179,7 +172,7 @@ class Planner:
                 saving=not config.train.recompute,
             )
         except torch.OutOfMemoryError as error:
-            raise _TooLargeForDeviceError(
+            raise DeviceBudgetError(
                 f"the device has no memory left for a segment ({str(error).splitlines()[0]}): set "
                 "memory.device to more, or memory.segment or data.micro_batch to less"
             ) from error

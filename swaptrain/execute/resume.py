@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,23 +107,22 @@ def _decide(
         commits = settled
         gradients = {k: int(record["version"]) for k, record in settled.items()}
     last = last_commit(versions, gradients) if root.commit_every == 1 else None
-    handoff: dict[ObjectKey, list[int]] = {}
-    verified = set()
-    if last is not None:
-        handoff = _handoff(commits[last[0]], layouts, home)
-        damage = _damage(last[0], handoff, home)
-        torn.update(damage)
-        if not damage:
-            verified.add(last)
     indices = [segment.index for segment in layouts.model.segments]
     found = Found(
         versions=tuple(versions.get(k) for k in indices),
         gradients=None if gradients is None else tuple(gradients.get(k) for k in indices),
-        handoffs=frozenset(verified),
+        handoffs=frozenset(() if last is None else {last}),
         commit_every=root.commit_every,
         root_step=root.step,
     )
-    return decide(found), handoff
+    # As if the hand-off were whole: of versions that are a mixture none can be what is wrong.
+    decision = decide(found)
+    if last is None or decision.action is not Action.CONTINUE:
+        return decision, {}
+    handoff = _handoff(commits[last[0]], layouts, home)
+    damage = _damage(last[0], handoff, home)
+    torn.update(damage)
+    return (decide(replace(found, handoffs=frozenset())) if damage else decision), handoff
 
 
 def _live_record(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from swaptrain.config import Config, check_resume
@@ -21,6 +21,7 @@ from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
 from swaptrain.program.instructions import Instruction
 from swaptrain.store.contained import check_contained
+from swaptrain.store.doubt import doubted_records
 from swaptrain.store.lock import RunLock
 from swaptrain.store.request import ExportDoor
 from swaptrain.store.root import RootRecord, lost_root, read_root
@@ -60,6 +61,10 @@ def train(
             observe=observe,
         )
     except (DamagedStoreError, NotFiniteError) as error:
+        if isinstance(error, DamagedStoreError):
+            with suppress(RunError):  # of a disk that fails too: the error itself is said anyway
+                for doubted in doubted_records(config.run.dir):
+                    error.add_note(str(doubted))
         steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
         if steps and not fresh:
             error.add_note(

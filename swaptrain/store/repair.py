@@ -47,7 +47,7 @@ def repair(run_dir: Path, findings: Sequence[Finding], io: DirectIO) -> Repair:
     copies = list(_slots(run_dir))
     with Scanner(io) as scanner:
         # Before any is written: of two records that were exchanged each is where the other belongs.
-        records = [_true_record(finding, scanner) for finding in findings]
+        records = [_true_record(finding, copies, scanner) for finding in findings]
         # Records first: they say what the chunks of their slot have to be.
         for record, finding in sorted(
             zip(records, findings, strict=True), key=lambda of: not of[0]
@@ -136,23 +136,29 @@ def _restore_metadata(path: Path, unit: Unit) -> Path | None:
     return None
 
 
-def _true_record(finding: Finding, scanner: Scanner) -> tuple[bytes, Path] | None:
-    """Return the record of another slot, spares too, that is true of all chunks of a damaged one.
+def _true_record(
+    finding: Finding, copies: Sequence[Slot], scanner: Scanner
+) -> tuple[bytes, Path] | None:
+    """Return the record of another slot that is true of all chunks of a damaged one, and its file.
 
-    With the file that has it; None where it is no record that is wrong, or none or two are true.
+    Of spares too where the slot's own is whole and true of nothing, since it was exchanged then.
+    None where it is no record that is wrong, or none or two are true.
     """
     unit, path = finding.unit, finding.damage.path
     if unit is None or path != unit.path / "zarr.json":
         return None
     found: dict[int, tuple[bytes, Path]] = {}
-    for source in sorted(unit.path.parent.glob("*/zarr.json")):
+    sources = [slot.record_path for slot in copies]
+    if finding.chunks:
+        sources = sorted(unit.path.parent.glob("*/zarr.json"))
+    for source in sources:
         try:
             content = source.read_bytes()
             record = decode_record(content, source)
             check_state(record, source)
         except (OSError, DamagedStoreError):
             continue
-        if source == path or record["segment"] != unit.segment:
+        if source.resolve() == path.resolve() or record["segment"] != unit.segment:
             continue
         chunks = [
             Chunk(Where(unit.segment, name, n), unit.path / name / "c" / str(n), checksum, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.direct import DirectIO
+from swaptrain.store.doubt import is_doubted, untrue_record
 from swaptrain.store.findings import Finding, Verification
 from swaptrain.store.origin import read_origin
 from swaptrain.store.position import StorePosition, store_position
@@ -20,7 +21,7 @@ from swaptrain.store.root import (
     segments_directory,
     tree_directory,
 )
-from swaptrain.store.scan import WRONG_CHECKSUM, Chunk, Scanner
+from swaptrain.store.scan import Chunk, Scanner
 from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import GOING_BACK, Snapshot, list_snapshots
 from swaptrain.store.units import Unit, frozen_unit, live_unit, slot_unit
@@ -170,15 +171,9 @@ class Verifier:
 
     def _findings(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> list[Finding]:
         findings = [Finding(damage, unit.title, unit) for damage in unit.damages]
-        record, count = unit.path / "zarr.json", len(unit.chunks)
-        other_bytes = all(problem.startswith(WRONG_CHECKSUM) for _, problem in wrong)
-        if len(wrong) == count > 1 and other_bytes and record.exists():
+        if is_doubted(unit.chunks, [problem for _, problem in wrong]) and unit.path.is_dir():
             self._doubted.add(unit.path)
-            text = (
-                f"a record that is true of none of the {count} chunks of its slot: it may be of "
-                "another step, or they were overwritten"
-            )
-            damage = DamagedStoreError(text, segment=unit.segment, path=record)
+            damage = untrue_record(unit.path, unit.segment, len(wrong))
             every = tuple(chunk for chunk, _ in wrong)
             return [*findings, Finding(damage, unit.title, unit, every)]
         for chunk, problem in wrong:

@@ -176,13 +176,7 @@ def _judge(
         return None
     if code != 3:
         return f"exit code {code}"
-    slots = runs.run_dir / "slots"
-    # With the record of another step a slot, or all, make no sense; verify says which it is.
-    records = [file for file in changed if file.name == "zarr.json" and file.parents[1] == slots]
-    told = [error]
-    if "mixture" in error or any(str(record.parent) in error for record in records):
-        told += found
-    if not any(str(file) in text for file in changed for text in told):
+    if not any(str(file) in error for file in changed):
         return "the message names no file that was damaged"
     if "segment" not in error and "root" not in error:
         return "the message names no segment"
