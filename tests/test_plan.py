@@ -25,7 +25,6 @@ from swaptrain.execute.plan_table import show
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.price import Price, price
 from swaptrain.execute.train import train
-from swaptrain.memory.slab import Pool
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.units import MIB
 from tests.support.runs import config_of, rows
@@ -141,18 +140,6 @@ def test_what_is_rehearsed_is_what_is_moved(
     )
     assert read == pytest.approx(priced.traffic.read_bytes, rel=0.1)
     assert written == pytest.approx(priced.traffic.write_bytes, rel=0.1)
-
-
-def test_slabs_of_a_run_on_a_cpu_take_over_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of slabs that are pinned they do not: nothing must look pinned where nothing is copied."""
-    pools: list[Pool] = []
-    monkeypatch.setattr(open_run, "Pool", lambda *a, **k: pools.append(Pool(*a, **k)) or pools[-1])
-    memory = {"host": "48MiB", "segment": "4MiB"}
-    train(job(tmp_path, "llama", memory=memory, train={"steps": 1}))
-    (pool,) = pools
-    assert pool._pin is None
 
 
 def test_the_command_shows_what_a_person_needs(

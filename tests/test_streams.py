@@ -17,6 +17,7 @@ from swaptrain.execute import prepare
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.streams import StreamDevice
+from swaptrain.execute.train import train
 from swaptrain.execute.training import Training
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
@@ -176,24 +177,32 @@ def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
 
 
 def test_what_is_pinned_is_unpinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its memory goes: an address may come again, and is another slab's then."""
+    """Before its memory goes: an address may come again, and is another slab's then.
+
+    A run pins its slabs once, no more than it can use however much it may take.
+    """
     pinned: dict[int, int] = {}
-    most = 0
+    sizes: list[int] = []
+    counts: set[int] = set()
 
     class Pinning(LateStreams):
         def pin(self, address: int, nbytes: int) -> None:
-            nonlocal most
-            assert address not in pinned
+            assert not pinned
             pinned[address] = nbytes
-            most = max(most, len(pinned))
+            sizes.append(nbytes)
 
         def unpin(self, address: int, nbytes: int) -> None:
             assert pinned.pop(address) == nbytes
 
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(Pinning(1 << 30)))
-    planned = Prepared(_config(tmp_path / "planned", "llama", "clipped"), None, lambda _: None)
-    assert most > 1
+    plan = Prepared(_config(tmp_path / "planned", "llama", "clipped"), None, lambda _: None).plan
+    assert sizes
     assert not pinned, "the dry run has left some"
-    host_bytes = planned.plan.least_host_bytes + 4 * MIB
-    trained(_config(tmp_path / "run", "llama", "clipped", host_bytes))
-    assert not pinned
+    for host_bytes in plan.least_host_bytes + 4 * MIB, 4 << 30:
+        sizes.clear()
+        counts.clear()
+        config = _config(tmp_path / str(host_bytes), "llama", "clipped", host_bytes)
+        train(config, observe=lambda *_: counts.add(len(sizes)))
+        assert counts == {len(sizes)}, "a slab was pinned in the middle"
+        assert sizes[-1] < min(host_bytes, 100 * MIB)
+        assert not pinned

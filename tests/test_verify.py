@@ -178,6 +178,27 @@ def test_a_record_that_was_exchanged_is_what_is_named_and_mended(
     assert capsys.readouterr().out.count("true of none of the 3 chunks") == 2
 
 
+def test_a_record_of_frozen_parameters_is_no_states(tmp_path: Path) -> None:
+    """Of the same segment, and whole: what it names is not there, and is not what is damaged."""
+    tree = {
+        "model": {"python": "tests.support.models:convolutional"},
+        "data": {"python": "tests.support.datasets:image_labels"},
+        "memory": {"segment": "4KiB"},
+        "train": {"steps": 2},
+    }
+    run_dir = trained(config_of(tmp_path / "run", tree))
+    frozen = next((run_dir / "static" / "frozen").glob("*/zarr.json"))
+    record = live(run_dir, int(frozen.parent.name)) / "zarr.json"
+    contents = record.read_bytes(), frozen.read_bytes()
+    record.write_bytes(contents[1])
+    frozen.write_bytes(contents[0])
+    findings = looked_at(run_dir).findings
+    assert {finding.damage.path for finding in findings} == {record, frozen}
+    with pytest.raises(DamagedStoreError, match="names none of the arrays beside it") as refused:
+        train(config_of(run_dir, {**tree, "train": {"steps": 3}}))
+    assert refused.value.path in {record, frozen}
+
+
 def test_a_slot_that_was_overwritten_is_mended_chunk_by_chunk(run_dir: Path) -> None:
     """Where no record is true of what lies there, the record is believed."""
     before = final_state(run_dir)

@@ -21,7 +21,7 @@ from swaptrain.execute.master import split
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.pretrained import InitialWeights
 from swaptrain.execute.processor import this_machine
-from swaptrain.memory.slab import Pool
+from swaptrain.memory.pages import PagePool
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.state import begins_with_values
 from swaptrain.program.step import StepBuilder
@@ -210,7 +210,7 @@ class Creation:
     def _write_array(
         self, files: ArrayFiles, array: ArrayLayout, initial: InitialWeights
     ) -> list[int]:
-        pool = Pool(array.nbytes)
+        pool = PagePool(array.nbytes)
         slab = pool.take(array.nbytes)
         for name, target in views(array, slab).items():
             if name in self._plan.captured.buffers:

@@ -12,7 +12,8 @@ from torch import Tensor
 from swaptrain.errors import ConfigError
 from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.streams import CudaStreams, StreamDevice
-from swaptrain.memory.slab import PinCallback
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.slab import SlabPool
 from swaptrain.program.instructions import ObjectKey
 
 __all__ = ["ComputeDevice", "CpuDevice", "choose_kernels", "load_libraries", "open_device"]
@@ -30,11 +31,10 @@ class ComputeDevice(Protocol):
         0 where nothing is copied.
         """
 
-    @property
-    def pinning(self) -> tuple[PinCallback, PinCallback] | None:
-        """What makes a slab's memory fit for direct copies, and what undoes it.
+    def pool(self, budget_bytes: int, *, useful_bytes: int | None = None) -> SlabPool:
+        """Return a pool of slabs that can be brought and put.
 
-        None where nothing is copied: then slabs may take over each other's pages.
+        `useful_bytes` are those of all that will ever be in it: it need not be much larger.
         """
 
     def begin(self, segment: int) -> None:
@@ -72,9 +72,9 @@ class CpuDevice:
         """Nothing is copied."""
         return 0
 
-    @property
-    def pinning(self) -> None:
-        """Nothing is copied, so nothing is pinned."""
+    def pool(self, budget_bytes: int, *, useful_bytes: int | None = None) -> PagePool:
+        """Nothing is copied, so slabs may take over each other's pages."""
+        return PagePool(budget_bytes)
 
     def begin(self, segment: int) -> None:
         """Nothing is kept."""

@@ -15,7 +15,7 @@ from swaptrain.capture.capture import Captured
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain
-from swaptrain.memory.slab import Pool, Slab
+from swaptrain.memory.slab import Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
@@ -115,13 +115,12 @@ class _DryRun:
         self.measured.seconds[key] = statistics.median(rounds)
 
     @contextmanager
-    def _slabs(self, keys: Iterable[ObjectKey]) -> Iterator[tuple[Pool, dict[ObjectKey, Slab]]]:
+    def _slabs(self, keys: Iterable[ObjectKey]) -> Iterator[tuple[SlabPool, dict[ObjectKey, Slab]]]:
         """Lend slabs for objects, of zeros but for what the batch and other segments give."""
         device = self._operations.device
         device.begin(-1)  # the copies that it keeps are of slabs that are gone
-        pin, unpin = device.pinning or (None, None)
         sizes = {key: self.layouts.size_bytes(key) for key in keys}
-        pool = Pool(max(sum(sizes.values()), 4096), pin=pin, unpin=unpin)
+        pool = device.pool(max(sum(sizes.values()), 4096))
         slabs = {key: pool.take(size) for key, size in sizes.items()}
         try:
             for key, slab in slabs.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swaptrain.memory.slab import Pool
+from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes
 
 __all__ = ["BudgetGuard"]
@@ -19,7 +19,9 @@ class BudgetGuard:
     slabs that the budget has no room for any more are given back, and the tier evicts.
     """
 
-    def __init__(self, pool: Pool, *, base_bytes: int, host_bytes: int, least_bytes: int) -> None:
+    def __init__(
+        self, pool: SlabPool, *, base_bytes: int, host_bytes: int, least_bytes: int
+    ) -> None:
         self._pool = pool
         self._base_bytes, self._host_bytes = base_bytes, host_bytes
         self._least_bytes = least_bytes

@@ -27,6 +27,7 @@ from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, update_rule
 from swaptrain.execute.price import price
+from swaptrain.execute.ram import useful_bytes
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.tier_cost import with_tier_cost
@@ -35,7 +36,6 @@ from swaptrain.execute.trees import Trees
 from swaptrain.execute.values import KeptValues
 from swaptrain.execute.watch import Watch
 from swaptrain.memory.malloc import release, retain
-from swaptrain.memory.slab import Pool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
@@ -119,8 +119,8 @@ class OpenRun:
         else:
             change = Change(before, update_rule(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
-        if machine is not None and self._prepared.device.pinning is None:  # no page moves there
-            plan = with_tier_cost(plan, config)
+        if machine is not None:
+            plan = with_tier_cost(plan, config, self._prepared.device)
         plan = self._prepared.plan = self._choose_saves(plan, machine, spare)
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(
@@ -232,8 +232,9 @@ class OpenRun:
     ) -> Training:
         """Take the memory, find the position, and put together what trains."""
         config, plan = self._config, self._measured_plan()
-        pin, unpin = self._prepared.device.pinning or (None, None)
-        pool = self._pool = Pool(plan.pool_bytes, pin=pin, unpin=unpin)
+        pool = self._pool = self._prepared.device.pool(
+            plan.pool_bytes, useful_bytes=useful_bytes(plan)
+        )
         guard = BudgetGuard(
             pool,
             base_bytes=plan.base_bytes,

@@ -51,8 +51,8 @@ def plan(config: Config) -> PlanReport:
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
         spare = spare_bytes(needs, run_dir)
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
-        if timed is not None and prepared.device.pinning is None:
-            made = with_tier_cost(made, config)
+        if timed is not None:
+            made = with_tier_cost(made, config, prepared.device)
         made = choose_saves(made, config, timed, disk_bytes=spare)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)

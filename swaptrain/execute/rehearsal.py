@@ -136,25 +136,27 @@ class _NoMemory(Slab):
         return self._nbytes
 
 
-class Room(Pool):
+class Room:
     """A pool that only counts."""
 
     def __init__(self, budget_bytes: int) -> None:
-        super().__init__(budget_bytes)
-        self._taken_bytes = 0
+        self.budget_bytes = budget_bytes
+        self.live_bytes = 0
 
-    @property
-    def live_bytes(self) -> int:
-        return self._taken_bytes
+    def has_room(self, nbytes: int) -> bool:
+        return self.live_bytes + nbytes <= self.budget_bytes
 
     def take(self, nbytes: int) -> Slab:
-        if self._taken_bytes + nbytes > self.budget_bytes:
-            raise PoolExhausted(nbytes, self._taken_bytes, self.budget_bytes)
-        self._taken_bytes += nbytes
+        if not self.has_room(nbytes):
+            raise PoolExhausted(nbytes, self.live_bytes, self.budget_bytes)
+        self.live_bytes += nbytes
         return _NoMemory(nbytes)
 
     def give(self, slab: Slab) -> None:
-        self._taken_bytes -= slab.nbytes
+        self.live_bytes -= slab.nbytes
+
+    def join(self) -> None:
+        pass
 
 
 class _Home:

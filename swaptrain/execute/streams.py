@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.execute.layouts import once
-from swaptrain.memory.slab import PinCallback
+from swaptrain.memory.pinned import PinnedPool
 from swaptrain.program.instructions import ObjectKey
 
 __all__ = ["CudaStreams", "StreamDevice", "Streams"]
@@ -42,7 +42,7 @@ class Streams(Protocol):
         """Let the host wait for all copies."""
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Make a slab's memory fit for direct copies."""
+        """Make memory fit for direct copies."""
 
     def unpin(self, address: int, nbytes: int) -> None:
         """Undo `pin`."""
@@ -82,10 +82,15 @@ class StreamDevice:
         """
         return self._streams.limit_bytes - self._streams.limit_bytes // 8
 
-    @property
-    def pinning(self) -> tuple[PinCallback, PinCallback]:
-        """What makes a slab's memory fit for direct copies, and what undoes it."""
-        return self._streams.pin, self._streams.unpin
+    def pool(self, budget_bytes: int, *, useful_bytes: int | None = None) -> PinnedPool:
+        """Return a pool of slabs that copies reach directly.
+
+        It takes all of its memory at once: a quarter more than is of use, for what the plan leaves
+        to reads ahead and for holes.
+        """
+        if useful_bytes is not None:
+            budget_bytes = min(budget_bytes, useful_bytes + useful_bytes // 4)
+        return PinnedPool(budget_bytes, self._streams.pin, self._streams.unpin)
 
     def begin(self, segment: int) -> None:
         """Drop the copies of the segment before; take over those that were made ahead."""
@@ -189,7 +194,7 @@ class CudaStreams:
         self._out.synchronize()
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Register a slab with CUDA, so that copies are direct and asynchronous."""
+        """Register memory with CUDA, so that copies are direct and asynchronous."""
         status = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)  # type: ignore[no-untyped-call]
         if int(status):
             raise RunError(
@@ -198,7 +203,7 @@ class CudaStreams:
             )
 
     def unpin(self, address: int, nbytes: int) -> None:
-        """Take a slab's registration back; its mapping goes next."""
+        """Take the registration back; the memory goes next."""
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def peak_bytes(self) -> int:

@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 
 from swaptrain.config import Config
+from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.price import durable_keys
 from swaptrain.execute.ram import useful_bytes
 from swaptrain.execute.rehearsal import Rehearsal
-from swaptrain.memory.slab import Pool
 
 __all__ = ["with_tier_cost"]
 
@@ -24,7 +24,7 @@ _LONGEST_S = 1.0
 """No step more is begun after so long."""
 
 
-def with_tier_cost(plan: Plan, config: Config) -> Plan:
+def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:
     """Return the plan with the seconds that the tier takes for an instruction of a step.
 
     Some steps are rehearsed with no disk and no computing, on slabs of real memory, as many as a
@@ -33,10 +33,10 @@ def with_tier_cost(plan: Plan, config: Config) -> Plan:
     which the run then says in its own words.
     """
     program = plan.step()
-    held_bytes = min(plan.pool_bytes, useful_bytes(plan))
-    if len(program) > _MOST_INSTRUCTIONS or held_bytes > _MOST_BYTES:
+    most_bytes = useful_bytes(plan)
+    if len(program) > _MOST_INSTRUCTIONS or min(plan.pool_bytes, most_bytes) > _MOST_BYTES:
         return plan
-    pool = Pool(plan.pool_bytes)
+    pool = device.pool(plan.pool_bytes, useful_bytes=most_bytes)
     taken: list[float] = []
     rehearsal = Rehearsal(plan.layouts.size_bytes, pool, seconds=lambda _: 0.0, disk=None)
     try:

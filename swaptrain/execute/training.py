@@ -25,7 +25,7 @@ from swaptrain.execute.schedule import learning_rate
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.update import UpdateRule
 from swaptrain.execute.values import KeptValues
-from swaptrain.memory.slab import Pool
+from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile, StepMetrics
 from swaptrain.program.forwards import recoverable
@@ -68,7 +68,7 @@ class Training:
     executor: Executor
     commits: Commits
     tier: Tier
-    pool: Pool
+    pool: SlabPool
     io: DirectIO
     metrics: MetricsFile
     position: Position

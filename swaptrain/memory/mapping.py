@@ -139,6 +139,11 @@ class Mapping:
                 self.resident_bytes -= dropped
                 nbytes -= dropped
 
+    def shorten(self, nbytes: int) -> None:
+        """Be smaller from now on, and give the pages behind back; of a mapping that stays whole."""
+        self._memory.madvise(mmap.MADV_DONTNEED, self._start + nbytes, self.nbytes - nbytes)
+        self.nbytes = self.resident_bytes = nbytes
+
     def _join(self, part: _Part) -> None:
         """Make one area of what is missing: the kernel keeps each that pages ever moved to."""
         calls = _calls()

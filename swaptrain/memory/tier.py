@@ -282,7 +282,7 @@ class Tier:
 
     def _make_room(self, size_bytes: int, position: int) -> None:
         """Evict until `size_bytes` fit, waiting for writes where there is no other way."""
-        while self._pool.live_bytes + size_bytes > self._pool.budget_bytes:
+        while not self._pool.has_room(size_bytes):
             self._reap()
             clean = self._spare()
             if clean:
@@ -292,7 +292,10 @@ class Tier:
             if dirty:
                 self._start_write(dirty[0][1], self._entries[dirty[0][1]])
             if not self._wait_for_any(writes_only=True) and not self._evict_unplanned(position):
-                return  # everything is pinned: the pool's own refusal says what is missing
+                # Everything is pinned, and nothing is read or written. If the pool has no room
+                # then, its own refusal says what is missing.
+                self._pool.join()
+                return
 
     def _evict_unplanned(self, position: int) -> bool:
         """Evict what is used furthest in the future, or wait; say whether there was any.
@@ -337,8 +340,10 @@ class Tier:
         for _, key in spare[:count]:
             self._drop(key)
         del spare[:count]
-        # A view that outlives its object's slab still takes room.
-        return self._pool.live_bytes + size_bytes <= self._pool.budget_bytes
+        # What is free may lie in pieces; or a view that outlives its slab still takes room.
+        while spare and spare[0][0] > later and not self._pool.has_room(size_bytes):
+            self._drop(spare.pop(0)[1])
+        return self._pool.has_room(size_bytes)
 
     def _wait_for_any(self, *, writes_only: bool = False) -> bool:
         """Wait until some I/O is done; say whether anything may have become movable."""

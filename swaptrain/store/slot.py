@@ -65,12 +65,16 @@ class Slot:
         return record
 
     def read_unfitted(self, segment: int, *, link: Path | None = None) -> dict[str, Any]:
-        """Return the same without a look at the arrays, where their damage is told one by one."""
+        """Return the same without a look into the arrays, whose damage is told one by one then."""
         record = read_record(self.record_path)
         check_state(record, self.record_path)
         if record["segment"] != segment:
             slot = "a segment's slot" if link is None else f"the slot that {link} leads to"
             text = f"{slot} is one of segment {record['segment']}"
+            raise DamagedStoreError(text, segment=segment, path=self.record_path)
+        held = {path.name for path in self.path.iterdir() if path.is_dir()}
+        if held and record["checksums"] and held.isdisjoint(record["checksums"]):
+            text = "a record names none of the arrays beside it: it is another slot's"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
         return record
 

@@ -6,7 +6,8 @@ import pytest
 
 from swaptrain.execute import guard
 from swaptrain.execute.guard import BudgetGuard
-from swaptrain.memory.slab import Pool, PoolExhausted
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.slab import PoolExhausted
 
 MIB = 1 << 20
 
@@ -15,7 +16,7 @@ def test_what_torch_takes_beyond_the_plan_is_taken_from_the_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Arena and pool stay within the budget together; free pages go at once, taken ones stay."""
-    pool = Pool(40 * MIB)
+    pool = PagePool(40 * MIB)
     taken, kept = pool.take(20 * MIB), pool.take(20 * MIB)
     pool.give(kept)
     arena_bytes = 10 * MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from swaptrain.execute.layouts import clear_padding, views
-from swaptrain.memory.slab import Pool
+from swaptrain.memory.pages import PagePool
 from swaptrain.program.tensors import TensorSpec
 from swaptrain.store.layout import lay_out
 
@@ -14,7 +14,7 @@ def test_only_the_padding_is_cleared() -> None:
     """A slab that held something else before keeps none of it but under the tensors."""
     tensors = [TensorSpec(f"t{n}", (n,), (1,), "bfloat16") for n in (5, 64, 0, 33)]
     layout = lay_out("gradient", "bfloat16", tensors, chunk_limit_bytes=4096)
-    pool = Pool(layout.nbytes)
+    pool = PagePool(layout.nbytes)
     slab = pool.take(layout.nbytes)
     slab.memory[:] = b"\xff" * layout.nbytes
     clear_padding(layout, slab)

@@ -13,12 +13,14 @@ import pytest
 
 from swaptrain.config import Config
 from swaptrain.execute import tier_cost
+from swaptrain.execute.device import CpuDevice
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.price import price
 from swaptrain.execute.tier_cost import with_tier_cost
-from swaptrain.memory.slab import Pool, Slab
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.slab import Slab
 from swaptrain.program.cost import Disk, IOWork, durable_objects
 from swaptrain.program.instructions import Kind, Operation
 from tests.support.runs import config_of
@@ -42,15 +44,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Plan]:
 
 
 @pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[PagePool]:
     """Return the pools that are made while the tier's part is measured."""
-    found: list[Pool] = []
+    found: list[PagePool] = []
 
-    def pool(budget_bytes: int) -> Pool:
-        found.append(Pool(budget_bytes))
+    def pool(_: CpuDevice, budget_bytes: int, *, useful_bytes: int) -> PagePool:
+        assert useful_bytes > budget_bytes
+        found.append(PagePool(budget_bytes))
         return found[-1]
 
-    monkeypatch.setattr(tier_cost, "Pool", pool)
+    monkeypatch.setattr(CpuDevice, "pool", pool)
     return found
 
 
@@ -64,21 +67,23 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def test_it_is_the_mean_over_a_step_on_what_a_run_holds(
     made: tuple[Config, Plan],
-    pools: list[Pool],
+    pools: list[PagePool],
     ticks: Iterator[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A quarter of a second a step by the clock; no slab, and no page, is left of it."""
     config, plan = made
-    take, held = Pool.take, []
+    take, held = PagePool.take, []
 
-    def noted(pool: Pool, nbytes: int) -> Slab:
+    def noted(pool: PagePool, nbytes: int) -> Slab:
         slab = take(pool, nbytes)
         held.append(pool.held_bytes)
         return slab
 
-    monkeypatch.setattr(Pool, "take", noted)
-    assert with_tier_cost(plan, config).tier_s == pytest.approx(0.25 / len(plan.step()))
+    monkeypatch.setattr(PagePool, "take", noted)
+    assert with_tier_cost(plan, config, CpuDevice()).tier_s == pytest.approx(
+        0.25 / len(plan.step())
+    )
     assert next(ticks) == 2 * 4  # four steps: then a second was over
     assert plan.peaks.instruction_bytes <= max(held) <= plan.pool_bytes
     assert [pool.held_bytes for pool in pools] == [0]
@@ -122,29 +127,29 @@ def test_a_forecast_contains_it_and_what_requests_cost(made: tuple[Config, Plan]
 
 @pytest.mark.parametrize("limit", ["_MOST_BYTES", "_MOST_INSTRUCTIONS"])
 def test_it_is_left_out_of_large_plans(
-    made: tuple[Config, Plan], pools: list[Pool], monkeypatch: pytest.MonkeyPatch, limit: str
+    made: tuple[Config, Plan], pools: list[PagePool], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     config, plan = made
     monkeypatch.setattr(tier_cost, limit, 2)
-    assert with_tier_cost(plan, config) is plan
+    assert with_tier_cost(plan, config, CpuDevice()) is plan
     assert not pools
 
 
 @pytest.mark.parametrize("slabs", [0, 7])
 def test_memory_that_is_refused_is_given_back(
-    made: tuple[Config, Plan], pools: list[Pool], monkeypatch: pytest.MonkeyPatch, slabs: int
+    made: tuple[Config, Plan], pools: list[PagePool], monkeypatch: pytest.MonkeyPatch, slabs: int
 ) -> None:
     """At the first slab, or at a later one: the run says what is missing, in its own words."""
     config, plan = made
-    take, taken = Pool.take, []
+    take, taken = PagePool.take, []
 
-    def refuse(pool: Pool, nbytes: int) -> Any:
+    def refuse(pool: PagePool, nbytes: int) -> Any:
         if len(taken) == slabs:
             raise OSError(errno.ENOMEM, "no memory")
         taken.append(nbytes)
         return take(pool, nbytes)
 
-    monkeypatch.setattr(Pool, "take", refuse)
-    assert with_tier_cost(plan, config) is plan
+    monkeypatch.setattr(PagePool, "take", refuse)
+    assert with_tier_cost(plan, config, CpuDevice()) is plan
     assert len(taken) == slabs
     assert [pool.held_bytes for pool in pools] == [0]

@@ -14,7 +14,8 @@ from swaptrain.errors import BudgetError, CaptureError, RunError
 from swaptrain.execute import ram
 from swaptrain.execute.failures import named_failures
 from swaptrain.memory.limits import CgroupLimit
-from swaptrain.memory.slab import Pool, Slab
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.slab import Slab
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
 
@@ -64,14 +65,14 @@ def test_memory_that_ends_in_the_middle_is_one_message_and_the_run_goes_on(
     good = trained(config_of(tmp_path / "good", JOB))
     config = config_of(tmp_path / "run", JOB)
 
-    class Failing(Pool):
+    class Failing(PagePool):
         def take(self, nbytes: int) -> Slab:
-            if metrics_key(config.run.dir):
+            if (config.run.dir / "metrics.jsonl").exists() and metrics_key(config.run.dir):
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             return super().take(nbytes)
 
     with monkeypatch.context() as patched:
-        patched.setattr("swaptrain.execute.open_run.Pool", Failing)
+        patched.setattr("swaptrain.execute.device.PagePool", Failing)
         with pytest.raises(RunError, match=r"no more memory.*memory.host is 96.0 MiB"):
             trained(config)
     trained(config)

@@ -11,7 +11,8 @@ import pytest
 
 import swaptrain.memory.mapping as module
 from swaptrain.memory.mapping import PAGE_BYTES, Mapping
-from swaptrain.memory.slab import Pool, Slab
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.slab import Slab
 from swaptrain.observe.memory_usage import resident_bytes
 
 HUGE = 2 * 2**20
@@ -78,7 +79,7 @@ def test_pages_of_both_sizes_move_and_need_not_be_zeroed(monkeypatch: pytest.Mon
         module, "_populate", lambda memory, start, n: (populated.append(n), real(memory, start, n))
     )
     sizes = (3 * HUGE + 5 * SMALL, 2 * HUGE + 9 * SMALL, 3 * SMALL, 7 * HUGE + PAGE_BYTES)
-    pool = Pool(8 * HUGE + SMALL)
+    pool = PagePool(8 * HUGE + SMALL)
     for size in sizes:
         pool.give(pool.take(size))
     populated.clear()
@@ -111,7 +112,7 @@ def test_a_kernel_that_does_not_move_pages_gives_new_ones(
     mapping.populate()
     assert not mapping.view().any()
     assert mapping.view().size == nbytes
-    pool = Pool(3 * HUGE)
+    pool = PagePool(3 * HUGE)
     for pages in (2 * HUGE, HUGE + SMALL, nbytes % HUGE or HUGE):
         pool.give(pool.take(pages))
         assert pool.held_bytes <= 3 * HUGE
@@ -178,7 +179,7 @@ def test_without_memory_nothing_is_left_behind(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    pool = Pool(4 * HUGE)
+    pool = PagePool(4 * HUGE)
     pool.give(pool.take(4 * HUGE))
     before_bytes = resident_bytes()
     monkeypatch.setattr(module, "_populate", refuse)
@@ -190,7 +191,7 @@ def test_without_memory_nothing_is_left_behind(
 
 
 def test_a_pool_that_was_shrunk_gives_memory_back() -> None:
-    pool = Pool(10 * HUGE)
+    pool = PagePool(10 * HUGE)
     slabs = [pool.take(6 * HUGE), pool.take(4 * HUGE)]
     pool.shrink(5 * HUGE)
     for slab in slabs:
@@ -202,8 +203,8 @@ def test_a_pool_that_was_shrunk_gives_memory_back() -> None:
 
 
 def test_what_is_kept_without_pages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swaptrain.memory.slab._MOST_SHELLS", 3)
-    pool = Pool(4 * HUGE)
+    monkeypatch.setattr("swaptrain.memory.pages._MOST_SHELLS", 3)
+    pool = PagePool(4 * HUGE)
     for pages in range(2, 40):
         pool.give(pool.take(pages * SMALL))
         assert len(pool._shells) <= 3
@@ -220,7 +221,7 @@ def test_the_kernel_s_areas_do_not_grow_in_number() -> None:
     sizes = [HUGE // 2] * 9 + [HUGE + PAGE_BYTES, 3 * HUGE, 3 * HUGE + SMALL]
     sizes += [3 * HUGE // 2 + extra for extra in (0, 0, PAGE_BYTES, PAGE_BYTES, 5 * SMALL)]
     sizes += [2 * HUGE + extra for extra in (0, PAGE_BYTES, 4 * PAGE_BYTES)]
-    pool = Pool(20 * HUGE)
+    pool = PagePool(20 * HUGE)
     held: list[Slab] = []
     areas = []
     for turn in range(2000):
@@ -234,19 +235,8 @@ def test_the_kernel_s_areas_do_not_grow_in_number() -> None:
 
 
 def test_where_addresses_are_limited_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swaptrain.memory.slab.address_space_bytes", lambda: 1 << 30)
-    pool = Pool(4 * HUGE)
+    monkeypatch.setattr("swaptrain.memory.pages.address_space_bytes", lambda: 1 << 30)
+    pool = PagePool(4 * HUGE)
     for pages in range(2, 40):
         pool.give(pool.take(pages * SMALL))
         assert not pool._shells
-
-
-def test_every_pinned_mapping_is_unpinned_once() -> None:
-    pinned: dict[int, int] = {}
-    pool = Pool(8 * HUGE, pin=pinned.__setitem__, unpin=lambda address, _: pinned.pop(address))
-    for huge_pages in (3, 4, 1, 2, 5, 6, 1, 7):
-        slab = pool.take(huge_pages * HUGE + PAGE_BYTES)
-        assert sum(pinned.values()) == pool.held_bytes <= 8 * HUGE
-        pool.give(slab)
-    pool.trim()
-    assert not pinned

@@ -13,34 +13,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from swaptrain.memory.slab import PAGE_BYTES, Pool, PoolExhausted, Slab
+from swaptrain.memory import pages
+from swaptrain.memory.mapping import Mapping
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.pinned import PinnedPool
+from swaptrain.memory.slab import PAGE_BYTES, PoolExhausted, Slab, SlabPool
 
 
 class PoolMachine(RuleBasedStateMachine):
     """Takes, gives back and keeps views of slabs of a small pool; each has its own content."""
 
     unit_bytes = PAGE_BYTES
-    pins = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.mapped_bytes = 0
         self.budget_bytes = 40 * self.unit_bytes
-        self.pool = (
-            Pool(self.budget_bytes, pin=self.pinned, unpin=self.unpinned)
-            if self.pins
-            else Pool(self.budget_bytes)
-        )
+        self.pool: SlabPool = PagePool(self.budget_bytes)
         self.live: list[tuple[Slab, int]] = []
         self.views: list[tuple[torch.Tensor, int]] = []
         self.mark = 0
-
-    def pinned(self, address: int, nbytes: int) -> None:
-        assert address % PAGE_BYTES == 0
-        self.mapped_bytes += nbytes
-
-    def unpinned(self, address: int, nbytes: int) -> None:
-        self.mapped_bytes -= nbytes
 
     @rule(units=st.integers(1, 20))
     def take(self, units: int) -> None:
@@ -48,12 +39,15 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             slab = self.pool.take(nbytes)
         except PoolExhausted:
-            assert used_bytes + nbytes > self.budget_bytes
+            self.refused(used_bytes + nbytes)
             return
         assert used_bytes + nbytes <= self.budget_bytes
         self.mark = self.mark % 255 + 1
         slab.tensor(torch.uint8, slab.nbytes).fill_(self.mark)
         self.live.append((slab, self.mark))
+
+    def refused(self, wanted_bytes: int) -> None:
+        assert wanted_bytes > self.budget_bytes
 
     @rule(which=st.integers(0, 1000), keep_view=st.booleans())
     def give(self, which: int, keep_view: bool) -> None:
@@ -71,6 +65,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def trim(self) -> None:
         self.pool.trim()
+        self.trimmed()
+
+    def trimmed(self) -> None:
         assert self.pool.held_bytes == self.pool.live_bytes
 
     @invariant()
@@ -78,7 +75,6 @@ class PoolMachine(RuleBasedStateMachine):
         viewed_bytes = sum(view.numel() for view, _ in self.views)
         assert self.pool.live_bytes == sum(s.nbytes for s, _ in self.live) + viewed_bytes
         assert self.pool.live_bytes <= self.pool.held_bytes <= self.budget_bytes
-        assert not self.pins or self.pool.held_bytes == self.mapped_bytes
         for slab, mark in self.live:
             assert set(slab.memory[:: slab.nbytes - 1]) == {mark}
         for view, mark in self.views:
@@ -89,23 +85,66 @@ class MovingPoolMachine(PoolMachine):
     """The same where pages go from slab to slab, huge ones and small ones."""
 
     unit_bytes = 2**17
-    pins = False
+
+
+class PinnedPoolMachine(PoolMachine):
+    """The same in one pinned region, whose slabs are moved together, and whose end is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned_bytes = 0
+        self.pool = PinnedPool(self.budget_bytes, self.pin, self.unpin)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        assert address % PAGE_BYTES == 0
+        assert not self.pinned_bytes
+        self.pinned_bytes = nbytes
+
+    def unpin(self, address: int, nbytes: int) -> None:
+        assert self.pinned_bytes == nbytes
+        self.pinned_bytes = 0
+
+    def refused(self, wanted_bytes: int) -> None:
+        """Only where the bytes are not there, once what is in use has been moved together."""
+        if wanted_bytes <= self.budget_bytes and not self.views:
+            assert not self.pool.has_room(wanted_bytes - self.pool.live_bytes)
+            self.pool.join()
+            assert self.pool.has_room(wanted_bytes - self.pool.live_bytes)
+
+    def trimmed(self) -> None:
+        assert self.pool.held_bytes in ({0} if not self.pool.live_bytes else {self.budget_bytes})
+
+    @rule()
+    def join(self) -> None:
+        self.pool.join()
+
+    @invariant()
+    def what_is_held_is_pinned(self) -> None:
+        assert self.pinned_bytes == self.pool.held_bytes
 
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestMovingPool = MovingPoolMachine.TestCase
 TestMovingPool.settings = TestPool.settings
+TestPinnedPool = PinnedPoolMachine.TestCase
+TestPinnedPool.settings = TestPool.settings
 
 
-def test_a_slab_of_the_same_size_is_reused() -> None:
+def test_a_slab_of_the_same_size_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A given-back slab serves the next request of exactly its size, without a new mapping."""
-    mapped = []
-    pool = Pool(2**20, pin=lambda address, nbytes: mapped.append(address))
+    made: list[int] = []
+
+    class Noted(Mapping):
+        def __init__(self, nbytes: int) -> None:
+            made.append(nbytes)
+            super().__init__(nbytes)
+
+    monkeypatch.setattr(pages, "Mapping", Noted)
+    pool = PagePool(2**20)
     for _ in range(5):
         pool.give(pool.take(65536))
-    assert len(mapped) == 1
-    assert pool.held_bytes == 65536
+    assert made == [65536] == [pool.held_bytes]
 
 
 def test_large_slabs_are_aligned_and_no_larger_than_asked() -> None:
@@ -113,7 +152,7 @@ def test_large_slabs_are_aligned_and_no_larger_than_asked() -> None:
     nbytes = 2**21 + 5 * PAGE_BYTES
     gc.collect()  # pools of the tests before
     before_bytes = _resident_bytes()
-    pool = Pool(40 * nbytes)
+    pool = PagePool(40 * nbytes)
     slabs = [pool.take(nbytes) for _ in range(32)]
     assert all(slab.tensor(torch.uint8, 1).data_ptr() % 2**21 == 0 for slab in slabs)
     grown_bytes = _resident_bytes() - before_bytes
@@ -128,7 +167,7 @@ def test_large_slabs_are_aligned_and_no_larger_than_asked() -> None:
 
 def test_tensors_and_memory_share_bytes() -> None:
     """A tensor at an offset and the raw bytes are the same memory; an empty tensor works."""
-    pool = Pool(2**20)
+    pool = PagePool(2**20)
     slab = pool.take(PAGE_BYTES)
     slab.tensor(torch.float32, 3, 128).copy_(torch.tensor([1.0, -2.0, 0.5]))
     assert np.frombuffer(slab.memory[128:140], np.float32).tolist() == [1.0, -2.0, 0.5]
@@ -137,7 +176,7 @@ def test_tensors_and_memory_share_bytes() -> None:
 
 def test_misuse_is_refused() -> None:
     """Odd sizes, a second give and use after give are errors, not corruption."""
-    pool = Pool(2**20)
+    pool = PagePool(2**20)
     with pytest.raises(ValueError, match="multiple of 4096"):
         pool.take(100)
     slab = pool.take(PAGE_BYTES)
@@ -150,7 +189,7 @@ def test_misuse_is_refused() -> None:
 
 def test_the_refusal_says_what_is_missing() -> None:
     """An exhausted pool names the bytes needed, used and missing, and the key to set."""
-    pool = Pool(10 * PAGE_BYTES)
+    pool = PagePool(10 * PAGE_BYTES)
     slab = pool.take(6 * PAGE_BYTES)
     with pytest.raises(PoolExhausted, match=r"20\.0 KiB .* 24\.0 KiB .* memory\.host by 4\.0 KiB"):
         pool.take(5 * PAGE_BYTES)

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.pinned import PinnedPool
 from swaptrain.memory.slab import PAGE_BYTES, Pool, PoolExhausted, Slab
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
@@ -89,10 +91,14 @@ def waits_complete(home: LateHome) -> Iterator[None]:
 class TierMachine(RuleBasedStateMachine):
     """Random instructions against a dict of what every object should contain."""
 
+    @staticmethod
+    def pool_of(budget_bytes: int) -> Pool:
+        return PagePool(budget_bytes)
+
     @initialize()
     def start(self) -> None:
         self.home = LateHome()
-        self.pool = Pool(BUDGET_PAGES * PAGE_BYTES)
+        self.pool = self.pool_of(BUDGET_PAGES * PAGE_BYTES)
         self.tier = Tier(self.pool, self.home, self.home.wait)
         self.model: dict[ObjectKey, int] = {}
         self.stamps = count(1)
@@ -214,11 +220,21 @@ class TierMachine(RuleBasedStateMachine):
                 assert key in self.tier.resident() or self.home.holds(key), key
 
 
+class PinnedTierMachine(TierMachine):
+    """The same on memory whose holes have to be large enough: no instruction is refused for it."""
+
+    @staticmethod
+    def pool_of(budget_bytes: int) -> Pool:
+        return PinnedPool(budget_bytes, lambda *_: None, lambda *_: None)
+
+
 TestTier = TierMachine.TestCase
 TestTier.settings = settings(
     max_examples=60, stateful_step_count=20, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
+TestPinnedTier = PinnedTierMachine.TestCase
+TestPinnedTier.settings = TestTier.settings
 
 
 def one(operation: Operation = Operation.FORWARD, **roles: tuple[ObjectKey, ...]) -> Instruction:
@@ -227,7 +243,7 @@ def one(operation: Operation = Operation.FORWARD, **roles: tuple[ObjectKey, ...]
 
 def tier_of(pages: int) -> tuple[Tier, LateHome, Pool]:
     home = LateHome()
-    pool = Pool(pages * PAGE_BYTES)
+    pool = PagePool(pages * PAGE_BYTES)
     for key in STATES:
         home.contents[key] = bytes([key.segment]) * home.size_bytes(key)
     return Tier(pool, home, home.wait), home, pool
@@ -311,7 +327,7 @@ def test_reading_ahead_costs_no_more_than_the_plan() -> None:
     home = LateHome()
     home.contents = {key: bytes(PAGE_BYTES) for key in keys}
     home.size_bytes = lambda _: PAGE_BYTES  # type: ignore[method-assign]
-    pool = Pool(10 * PAGE_BYTES)
+    pool = PagePool(10 * PAGE_BYTES)
     tier = Tier(pool, home, home.wait)
     sweep = tuple(one(reads=(key,)) for key in keys)
     with waits_complete(home):
