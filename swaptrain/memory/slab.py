@@ -29,10 +29,13 @@ class PoolExhausted(SwaptrainError):
             live_bytes,
             budget_bytes,
         )
+        missing_bytes = live_bytes + needed_bytes - budget_bytes
+        if missing_bytes <= 0:  # what is free lies in pieces
+            missing_bytes = needed_bytes
         super().__init__(
             f"{format_size(needed_bytes)} are needed, and {format_size(live_bytes)} of the pool's "
             f"{format_size(budget_bytes)} are in use: raise memory.host by "
-            f"{format_size(live_bytes + needed_bytes - budget_bytes)} or more"
+            f"{format_size(missing_bytes)} or more"
         )
 
 

@@ -83,7 +83,7 @@ def test_what_is_free_in_pieces_is_joined_and_keeps_its_content() -> None:
     view = slabs[3].tensor(torch.uint8, 2 * PAGE_BYTES)
     pool.give(slabs[0])
     pool.give(slabs[2])
-    with pytest.raises(PoolExhausted):
+    with pytest.raises(PoolExhausted, match=r"raise memory\.host by 12\.0 KiB"):
         pool.take(3 * PAGE_BYTES)
     pool.join()
     assert start(slabs[3]) == view.data_ptr()
