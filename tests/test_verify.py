@@ -209,6 +209,36 @@ def test_a_slot_that_was_overwritten_is_mended_chunk_by_chunk(run_dir: Path) -> 
     assert final_state(run_dir) == before
 
 
+@pytest.mark.parametrize("copy", ["whole", "damaged"])
+def test_chunks_of_a_slot_with_another_steps_record_are_not_overwritten(
+    run_dir: Path, copy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may be right: what wrote the record need not have written them."""
+    train(config_of(run_dir, {**TREE, "train": {"steps": 5}}))
+    slot = live(run_dir, 1)
+    link = run_dir / "snapshots" / "00000004" / "001"
+    older = run_dir / "slots" / Path(os.readlink(link)).name
+    (slot / "zarr.json").write_bytes((older / "zarr.json").read_bytes())
+    if copy == "damaged":
+        flip(older / "weights" / "c" / "0")
+    before = {path: path.read_bytes() for path in slot.glob("*/c/0")}
+    assert main(["verify", str(run_dir), "--repair"]) == 3
+    out, _ = capsys.readouterr()
+    assert "no other copy: segment 1" in out
+    assert "restored" not in out
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_is_not_there_whole_is_not_begun(run_dir: Path) -> None:
+    """Of a slot whose every chunk is wrong all are mended or none."""
+    slot, kept = live(run_dir, 1), run_dir / "snapshots" / "00000004" / "001"
+    for path in (*slot.glob("*/c/0"), kept / "weights" / "c" / "0"):
+        flip(path)
+    before = {path: path.read_bytes() for path in slot.glob("*/c/0")}
+    assert main(["verify", str(run_dir), "--repair"]) == 3
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_repair_says_what_it_cannot_do_and_where_to_go_back_to(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,5 +32,7 @@ class BudgetGuard:
         """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
         arena_bytes = resident_bytes() - self._base_bytes - self._pool.held_bytes
         allowed_bytes = self._host_bytes - arena_bytes - self._reserve_bytes
-        if allowed_bytes < self._pool.budget_bytes:
+        budget_bytes = self._pool.budget_bytes
+        if allowed_bytes < budget_bytes:
+            allowed_bytes = min(allowed_bytes, budget_bytes - self._pool.least_cut_bytes)
             self._pool.shrink(max(allowed_bytes, self._least_bytes))

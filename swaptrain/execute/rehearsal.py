@@ -155,8 +155,8 @@ class Room:
     def give(self, slab: Slab) -> None:
         self.live_bytes -= slab.nbytes
 
-    def join(self) -> None:
-        pass
+    def join(self, nbytes: int, most_bytes: int) -> bool:
+        return self.has_room(nbytes)
 
 
 class _Home:

@@ -140,7 +140,10 @@ class Mapping:
                 nbytes -= dropped
 
     def shorten(self, nbytes: int) -> None:
-        """Be smaller from now on, and give the pages behind back; of a mapping that stays whole."""
+        """End after `nbytes` from now on; the pages behind go back to the system.
+
+        For mappings that are populated once: none may take pages of it, or drop some, afterwards.
+        """
         self._memory.madvise(mmap.MADV_DONTNEED, self._start + nbytes, self.nbytes - nbytes)
         self.nbytes = self.resident_bytes = nbytes
 

@@ -32,8 +32,9 @@ class PagePool(SlabPool):
         with self._lock:
             return self.live_bytes + self._kept_bytes()
 
-    def join(self) -> None:
+    def join(self, nbytes: int, most_bytes: int) -> bool:
         """Do nothing: pages go to where they are missing."""
+        return self.has_room(nbytes)
 
     def trim(self) -> None:
         """Unmap everything that is kept for reuse."""

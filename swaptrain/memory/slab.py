@@ -99,8 +99,8 @@ class Pool(Protocol):
     def give(self, slab: Slab) -> None:
         """Take a slab back; it must not be used afterwards."""
 
-    def join(self) -> None:
-        """Bring what is free together, where it lies in pieces; nobody may be using a slab."""
+    def join(self, nbytes: int, most_bytes: int) -> bool:
+        """Make room where the bytes are free, but in pieces; return whether there is room."""
 
 
 class SlabPool(ABC):
@@ -132,6 +132,11 @@ class SlabPool(ABC):
     @abstractmethod
     def held_bytes(self) -> int:
         """Bytes that are resident: in use and kept for reuse."""
+
+    @property
+    def least_cut_bytes(self) -> int:
+        """What the budget should at least be lowered by where it is lowered."""
+        return 0
 
     def has_room(self, nbytes: int) -> bool:
         """Whether `take` gives a slab of `nbytes`, if the machine has the memory."""
@@ -166,8 +171,8 @@ class SlabPool(ABC):
             self._settle()  # the budget may have become less
 
     @abstractmethod
-    def join(self) -> None:
-        """Bring what is free together, where it lies in pieces; nobody may be using a slab."""
+    def join(self, nbytes: int, most_bytes: int) -> bool:
+        """Make room where the bytes are free, but in pieces; return whether there is room."""
 
     def shrink(self, budget_bytes: int) -> None:
         """Lower the budget, and hold no more than it beside what is in use.

@@ -31,6 +31,8 @@ from swaptrain.program.residency import (
 
 __all__ = ["Tier", "TierCounters"]
 
+_MOMENTS, _MOMENT_S = 20, 0.005
+
 
 @dataclass
 class TierCounters:
@@ -282,7 +284,7 @@ class Tier:
 
     def _make_room(self, size_bytes: int, position: int) -> None:
         """Evict until `size_bytes` fit, waiting for writes where there is no other way."""
-        while not self._pool.has_room(size_bytes):
+        while not self._has_room(size_bytes):
             self._reap()
             clean = self._spare()
             if clean:
@@ -292,10 +294,19 @@ class Tier:
             if dirty:
                 self._start_write(dirty[0][1], self._entries[dirty[0][1]])
             if not self._wait_for_any(writes_only=True) and not self._evict_unplanned(position):
-                # Everything is pinned, and nothing is read or written. If the pool has no room
-                # then, its own refusal says what is missing.
-                self._pool.join()
+                self._wait_for_views(size_bytes)
+                return  # everything is pinned: the pool's own refusal says what is missing
+
+    def _wait_for_views(self, size_bytes: int) -> None:
+        """Give threads whose reads and writes are done the moment to let go of their slabs."""
+        for _ in range(_MOMENTS):
+            if self._pool.join(size_bytes, self._pool.budget_bytes):
                 return
+            time.sleep(_MOMENT_S)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Say whether a slab fits, if need be where others are moved together."""
+        return self._pool.has_room(size_bytes) or self._pool.join(size_bytes, 4 * size_bytes)
 
     def _evict_unplanned(self, position: int) -> bool:
         """Evict what is used furthest in the future, or wait; say whether there was any.
@@ -341,9 +352,9 @@ class Tier:
             self._drop(key)
         del spare[:count]
         # What is free may lie in pieces; or a view that outlives its slab still takes room.
-        while spare and spare[0][0] > later and not self._pool.has_room(size_bytes):
+        while spare and spare[0][0] > later and not self._has_room(size_bytes):
             self._drop(spare.pop(0)[1])
-        return self._pool.has_room(size_bytes)
+        return self._has_room(size_bytes)
 
     def _wait_for_any(self, *, writes_only: bool = False) -> bool:
         """Wait until some I/O is done; say whether anything may have become movable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -39,8 +40,9 @@ def repair(run_dir: Path, findings: Sequence[Finding], io: DirectIO) -> Repair:
     """Restore what another slot of the same segment and version has; the run's lock is held.
 
     A file is believed by its own checksum, never by its place: a chunk by the one in the record of
-    the damaged slot, a record by the chunks that lie beside it. Written in place, flushed, and
-    read again. Raises RunError.
+    the damaged slot, a record by the chunks that lie beside it. Where the two agree in nothing, the
+    record is believed if it is of the step that the slot is held for. Written in place, flushed,
+    and read again. Raises RunError.
     """
     run_dir = run_dir.absolute()
     done = Repair()
@@ -52,11 +54,11 @@ def repair(run_dir: Path, findings: Sequence[Finding], io: DirectIO) -> Repair:
         for record, finding in sorted(
             zip(records, findings, strict=True), key=lambda of: not of[0]
         ):
-            source = _restore(finding, record, copies, io, scanner)
-            if source is None:
+            restored = _restore(run_dir, finding, record, copies, io, scanner)
+            if restored is None:
                 done.without_copy.append(f"no other copy: {finding}")
             else:
-                done.restored.append(f"restored {finding.damage.path} from {source}")
+                done.restored.append(f"restored {restored}")
     return done
 
 
@@ -73,39 +75,66 @@ def _slots(run_dir: Path) -> Iterator[Slot]:
 
 
 def _restore(
+    run_dir: Path,
     finding: Finding,
     record: tuple[bytes, Path] | None,
     copies: Sequence[Slot],
     io: DirectIO,
     scanner: Scanner,
-) -> Path | str | None:
-    """Restore one file; return the one that it was taken from, None where there is none.
+) -> str | None:
+    """Restore one file; return in words which, and from where, None where there is no copy.
 
     `record` is the one that is true of the slot, with its file, where a record is what is wrong.
     """
     unit, path = finding.unit, finding.damage.path
     if path is not None and finding.content is not None:
         write_aside(path, finding.content)
-        return "what is always there"
+        return f"{path} from what is always there"
     if unit is None or path is None or not path.is_relative_to(unit.path):
         return None
     if record is not None:
         content, source = record
         write_aside(path, content)
-        return source
+        return f"{path} from {source}"
     if unit.record is None:
         return None
     if not finding.chunks:
-        return _restore_metadata(path, unit)
+        metadata = _restore_metadata(path, unit)
+        return None if metadata is None else f"{path} from {metadata}"
+    everything = len(finding.chunks) == len(unit.chunks)
+    if everything and _held_for(run_dir, unit) not in (set(), {unit.version}):
+        return None  # the chunks may be right, and the record another step's
     others = [slot for slot in copies if slot.path.resolve() != unit.path.resolve()]
-    sources = [_restore_chunk(chunk, unit, others, io, scanner) for chunk in finding.chunks]
-    return None if None in sources else sources[0]
+    found = [_source(chunk, unit, others, scanner) for chunk in finding.chunks]
+    sources = [source for source in found if source is not None]
+    if len(sources) < len(found):
+        return None
+    for chunk, chunk_source in zip(finding.chunks, sources, strict=True):
+        _copy(chunk_source, chunk.path, io)
+        if scanner.problem(chunk) is not None:
+            return None
+    files = ", ".join(str(chunk.path) for chunk in finding.chunks)
+    return f"{files} from {', '.join(map(str, sources))}"
 
 
-def _restore_chunk(
-    chunk: Chunk, unit: Unit, others: Sequence[Slot], io: DirectIO, scanner: Scanner
-) -> Path | None:
-    """Take over a chunk from a slot of the same segment and version, where its bytes are right."""
+def _held_for(run_dir: Path, unit: Unit) -> set[int]:
+    """Return the steps that a slot may be held for, by its snapshots and the other live slots."""
+    slot, held = unit.path.resolve(), set[int]()
+    for snapshot in list_snapshots(run_dir):
+        with suppress(DamagedStoreError):
+            if any(other.path.resolve() == slot for other in snapshot.slots.values()):
+                held.add(snapshot.step)
+    live = [link for link in segments_directory(run_dir).glob("*") if link.is_symlink()]
+    if any(link.resolve() == slot for link in live):
+        for link in live:
+            with suppress(DamagedStoreError):
+                if link.resolve() != slot:
+                    held.add(int(read_record(link / "zarr.json")["version"]))
+    return held
+
+
+def _source(chunk: Chunk, unit: Unit, others: Sequence[Slot], scanner: Scanner) -> Path | None:
+    """Return a chunk of a slot of the same segment and version, if its bytes are right."""
     assert unit.record is not None
     for slot in others:
         try:
@@ -116,8 +145,7 @@ def _restore_chunk(
             continue
         source = slot.path / chunk.path.relative_to(unit.path)
         if scanner.problem(replace(chunk, path=source)) is None:
-            _copy(source, chunk.path, io)
-            return source if scanner.problem(chunk) is None else None
+            return source
     return None
 
 

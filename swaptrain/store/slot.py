@@ -72,7 +72,7 @@ class Slot:
             slot = "a segment's slot" if link is None else f"the slot that {link} leads to"
             text = f"{slot} is one of segment {record['segment']}"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
-        held = {path.name for path in self.path.iterdir() if path.is_dir()}
+        held = {path.parent.name for path in self.path.glob("*/zarr.json")}
         if held and record["checksums"] and held.isdisjoint(record["checksums"]):
             text = "a record names none of the arrays beside it: it is another slot's"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)

@@ -65,20 +65,26 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def trim(self) -> None:
         self.pool.trim()
-        self.trimmed()
-
-    def trimmed(self) -> None:
         assert self.pool.held_bytes == self.pool.live_bytes
+
+    @rule(units=st.integers(20, 40))
+    def shrink(self, units: int) -> None:
+        self.budget_bytes = min(self.budget_bytes, units * self.unit_bytes)
+        self.pool.shrink(self.budget_bytes)
 
     @invariant()
     def budget_holds_and_contents_stay(self) -> None:
         viewed_bytes = sum(view.numel() for view, _ in self.views)
         assert self.pool.live_bytes == sum(s.nbytes for s, _ in self.live) + viewed_bytes
-        assert self.pool.live_bytes <= self.pool.held_bytes <= self.budget_bytes
+        assert self.pool.live_bytes <= self.pool.held_bytes
+        self.held()
         for slab, mark in self.live:
             assert set(slab.memory[:: slab.nbytes - 1]) == {mark}
         for view, mark in self.views:
             assert view[0] == view[-1] == mark
+
+    def held(self) -> None:
+        assert self.pool.held_bytes <= max(self.budget_bytes, self.pool.live_bytes)
 
 
 class MovingPoolMachine(PoolMachine):
@@ -108,15 +114,24 @@ class PinnedPoolMachine(PoolMachine):
         """Only where the bytes are not there, once what is in use has been moved together."""
         if wanted_bytes <= self.budget_bytes and not self.views:
             assert not self.pool.has_room(wanted_bytes - self.pool.live_bytes)
-            self.pool.join()
-            assert self.pool.has_room(wanted_bytes - self.pool.live_bytes)
-
-    def trimmed(self) -> None:
-        assert self.pool.held_bytes in ({0} if not self.pool.live_bytes else {self.budget_bytes})
+            assert self.pool.join(wanted_bytes - self.pool.live_bytes, self.budget_bytes)
 
     @rule()
-    def join(self) -> None:
-        self.pool.join()
+    def trim(self) -> None:
+        """All of it where nothing lies there; what is viewed would be counted no longer."""
+        if not self.views:
+            self.pool.trim()
+            assert bool(self.pool.held_bytes) == bool(self.pool.live_bytes)
+
+    def held(self) -> None:
+        """No more than the budget where all that is in use may be moved together."""
+        assert self.views or self.pool.held_bytes <= max(self.budget_bytes, self.pool.live_bytes)
+
+    @rule(units=st.integers(1, 20), most_units=st.integers(0, 40))
+    def join(self, units: int, most_units: int) -> None:
+        nbytes = units * self.unit_bytes
+        joined = self.pool.join(nbytes, most_units * self.unit_bytes)
+        assert joined == self.pool.has_room(nbytes)
 
     @invariant()
     def what_is_held_is_pinned(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -319,6 +320,21 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
     tier, home, _ = tier_of(2)
     with waits_complete(home), pytest.raises(PoolExhausted, match="raise memory"):
         tier.acquire(one(reads=tuple(STATES)), 0)
+
+
+def test_a_view_that_is_about_to_go_is_waited_for() -> None:
+    """A thread that has read or written lets go of its slab a moment behind its future."""
+    tier, home, _ = tier_of(PAGES[STATES[0]] + PAGES[STATES[1]] - 1)
+    first = one(reads=(STATES[0],))
+    with waits_complete(home):
+        slabs = tier.acquire(first, 0)
+        views = [slabs[STATES[0]].memory]
+        del slabs
+        tier.release(first)
+        threading.Timer(0.02, views.clear).start()
+        slabs = tier.acquire(one(reads=(STATES[1],)), 1)
+    assert not views
+    assert bytes(slabs[STATES[1]].memory) == home.contents[STATES[1]]
 
 
 def test_reading_ahead_costs_no_more_than_the_plan() -> None:
