@@ -168,7 +168,6 @@ class SlabPool(ABC):
             self._viewed[place] = weakref.ref(slab._array(), self._on_last_view(place))
             slab._view = None
             self._collect()
-            self._settle()  # the budget may have become less
 
     @abstractmethod
     def join(self, nbytes: int, most_bytes: int) -> bool:
@@ -205,8 +204,11 @@ class SlabPool(ABC):
 
     def _collect(self) -> None:
         """Make those given-back slabs free whose last view has gone."""
+        if not self._unviewed:
+            return
         while self._unviewed:
             place = self._unviewed.popleft()
             del self._viewed[place]
             self._used_bytes -= place.nbytes
             self._free(place)
+        self._settle()  # the budget may have become less meanwhile

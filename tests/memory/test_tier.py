@@ -381,7 +381,7 @@ def test_what_was_in_memory_is_looked_for_again_when_it_had_to_leave(
             for position, instruction in enumerate(program):
                 tier.acquire(instruction, position)
                 if from_the_beginning:
-                    tier._whole_to = 0
+                    tier._entries.whole_to = 0
                 tier.prefetch(position)
                 found[-1].append(sorted(tier.resident()))
                 tier.release(instruction)

@@ -1,0 +1,191 @@
+"""What is in memory, what is being read or written of it, and how room is made for more."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from swaptrain.memory.home import Home, Wait
+from swaptrain.memory.slab import Pool, Slab
+from swaptrain.program.instructions import ObjectKey
+from swaptrain.program.residency import NextUse, choose_victim
+
+__all__ = ["Entries", "Entry", "TierCounters"]
+
+_MOMENTS, _MOMENT_S = 20, 0.005
+
+
+@dataclass
+class TierCounters:
+    """What a step needed of the tier, cumulative."""
+
+    wait_s: float = 0.0
+    """Seconds in which the main thread waited for I/O."""
+    needed_bytes: int = 0
+    """Bytes of existing objects that instructions asked for."""
+    missed_bytes: int = 0
+    """Of those, bytes that were read from the disk for it, ahead of time or not."""
+
+
+@dataclass
+class Entry:
+    """An object in memory."""
+
+    slab: Slab
+    dirty: bool = False
+    pins: int = 0
+    next_use: int = 0
+    """The position where the program touches it next."""
+    ahead: bool = False
+    """It was read for that, as planned."""
+    spare: bool = False
+    """The plan does not keep it until then."""
+    busy: list[Future[Any]] = field(default_factory=list)
+    saving: bool = False
+    """The busy futures write a snapshot of the slab; the object is clean when they are done."""
+    dead: bool = False
+    """Freed by the program while busy: goes when the futures are done."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is being read."""
+        return bool(self.busy) and not self.saving
+
+
+class Entries(dict[ObjectKey, Entry]):
+    """The objects in memory. Nothing goes that is pinned, being read or written, or dirty."""
+
+    def __init__(self, pool: Pool, home: Home, wait: Wait, counters: TierCounters) -> None:
+        super().__init__()
+        self._pool, self._home, self._wait = pool, home, wait
+        self._counters = counters
+        self.next_use = NextUse(())
+        """Of all objects, by the program that runs."""
+        self.whole_to = 0
+        """Before this position nothing has to be read that is not here or on its way."""
+
+    def start_write(self, key: ObjectKey) -> None:
+        """Begin to spill an object, which is clean when that is done."""
+        entry = self[key]
+        begun = time.perf_counter()
+        entry.busy = list(self._home.write(key, entry.slab))
+        self._counters.wait_s += time.perf_counter() - begun
+        entry.saving = True
+        entry.dirty = False
+
+    def settle(self, entry: Entry) -> None:
+        """Wait for an entry's reads or writes; raise their error."""
+        if entry.busy:
+            begun = time.perf_counter()
+            self._wait(entry.busy)
+            self._counters.wait_s += time.perf_counter() - begun
+            _finish(entry)
+
+    def reap(self) -> None:
+        """Take note of finished I/O; drop what died meanwhile; raise the first error."""
+        for key, entry in list(self.items()):
+            if entry.busy and all(future.done() for future in entry.busy):
+                _finish(entry)
+            if entry.dead and not entry.busy:
+                self.drop(key)
+
+    def drop(self, key: ObjectKey) -> None:
+        """Give an object's slab back; what is not on the disk is lost."""
+        entry = self.pop(key)
+        self.whole_to = min(self.whole_to, entry.next_use)
+        self._pool.give(entry.slab)
+
+    def spare(self, *, dirty: bool = False) -> list[tuple[int, ObjectKey]]:
+        """Return what the plan can spare and when it is used next, the furthest first."""
+        return sorted(
+            (
+                (entry.next_use, key)
+                for key, entry in self.items()
+                if entry.spare and entry.dirty == dirty and not entry.pins and not entry.busy
+            ),
+            reverse=True,
+        )
+
+    def make_room(self, size_bytes: int, position: int) -> None:
+        """Evict until `size_bytes` fit, waiting for writes where there is no other way."""
+        while not self._has_room(size_bytes):
+            self.reap()
+            clean = self.spare()
+            if clean:
+                self.drop(clean[0][1])
+                continue
+            dirty = self.spare(dirty=True)
+            if dirty:
+                self.start_write(dirty[0][1])
+            if not self._wait_for_any(writes_only=True) and not self._evict_unplanned(position):
+                self._wait_for_views(size_bytes)
+                return  # everything is pinned: the pool's own refusal says what is missing
+
+    def make_room_at_once(
+        self, size_bytes: int, later: int, spare: list[tuple[int, ObjectKey]]
+    ) -> bool:
+        """Evict of `spare` what is used after `later`; say whether `size_bytes` fit then."""
+        missing = self._pool.live_bytes + size_bytes - self._pool.budget_bytes
+        count = 0
+        while missing > 0 and count < len(spare) and spare[count][0] > later:
+            missing -= self[spare[count][1]].slab.nbytes
+            count += 1
+        if missing > 0:
+            return False
+        for _, key in spare[:count]:
+            self.drop(key)
+        del spare[:count]
+        # What is free may lie in pieces; or a view that outlives its slab still takes room.
+        while spare and spare[0][0] > later and not self._has_room(size_bytes):
+            self.drop(spare.pop(0)[1])
+        return self._has_room(size_bytes)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Say whether a slab fits, if need be where others are moved together."""
+        return self._pool.has_room(size_bytes) or self._pool.join(size_bytes, 4 * size_bytes)
+
+    def _wait_for_any(self, *, writes_only: bool = False) -> bool:
+        """Wait until some I/O is done; say whether anything may have become movable."""
+        busy = [e for e in self.values() if e.busy and (e.saving or not writes_only)]
+        pending = [f for entry in busy for f in entry.busy if not f.done()]
+        if not pending:
+            self.reap()
+            return bool(busy)
+        begun = time.perf_counter()
+        self._wait(pending, return_when=FIRST_COMPLETED)
+        self._counters.wait_s += time.perf_counter() - begun
+        return True
+
+    def _evict_unplanned(self, position: int) -> bool:
+        """Evict what is used furthest in the future, or wait; say whether there was any.
+
+        Where the plan left too little room: a view that outlives its slab, another program before.
+        """
+        movable = {k: e for k, e in self.items() if e.pins == 0 and not e.busy}
+        victim = choose_victim(
+            ((key, entry.dirty) for key, entry in movable.items()), self.next_use, position
+        )
+        if victim is None:
+            return self._wait_for_any()
+        if movable[victim].dirty:
+            self.start_write(victim)
+            self.settle(movable[victim])
+        else:
+            self.drop(victim)
+        return True
+
+    def _wait_for_views(self, size_bytes: int) -> None:
+        """Give threads whose reads and writes are done the moment to let go of their slabs."""
+        for _ in range(_MOMENTS):
+            if self._pool.join(size_bytes, self._pool.budget_bytes):
+                return
+            time.sleep(_MOMENT_S)
+
+
+def _finish(entry: Entry) -> None:
+    """Take note that all I/O of an entry is done; raise its first error."""
+    for future in entry.busy:
+        future.result()
+    entry.busy, entry.saving = [], False
