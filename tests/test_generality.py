@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from swaptrain.config import Config
 from swaptrain.errors import CaptureError
 from tests.capture.in_memory import (
     captured_model,
@@ -255,17 +256,19 @@ def test_a_step_by_segments_equals_plain_pytorch(name: str, tmp_path: Path) -> N
         )
 
 
+def _job(tmp_path: Path, hf: dict[str, Any], *, segment: str) -> Config:
+    tree = {
+        "model": {"hf": hf},
+        "data": {"python": "tests.support.datasets:text", "micro_batches": 2},
+        "memory": {"segment": segment},
+        "train": {"steps": 2, "seed": 3, "threads": 1},
+    }
+    return config_of(tmp_path / "run", tree)
+
+
 def test_a_gradient_in_another_layout_keeps_its_bits_on_the_disk(tmp_path: Path) -> None:
     """Qwen 3 cut between its head norms and the transposes behind them, trained from the disk."""
-    config = config_of(
-        tmp_path / "run",
-        {
-            "model": {"hf": {"model_type": "qwen3", **GROUPED, "head_dim": 8}},
-            "data": {"python": "tests.support.datasets:text", "micro_batches": 2},
-            "memory": {"segment": "1KiB"},
-            "train": {"steps": 2, "seed": 3, "threads": 1},
-        },
-    )
+    config = _job(tmp_path, {"model_type": "qwen3", **GROUPED, "head_dim": 8}, segment="1KiB")
     run_dir = trained(config)
     plain = reference(config)
     assert losses(run_dir) == plain.losses
@@ -277,15 +280,8 @@ def test_planning_reads_no_memory_that_was_never_written(tmp_path: Path) -> None
 
     Memory that nobody has written is filled with the largest number here, which is no place.
     """
-    config = config_of(
-        tmp_path / "run",
-        {
-            "model": {"hf": {"model_type": "mixtral", **GROUPED, "num_local_experts": 4}},
-            "data": {"python": "tests.support.datasets:text", "micro_batches": 2},
-            "memory": {"segment": "16KiB"},
-            "train": {"steps": 1, "seed": 3, "threads": 1},
-        },
-    )
+    mixtral = {"model_type": "mixtral", **GROUPED, "num_local_experts": 4}
+    config = _job(tmp_path, mixtral, segment="16KiB")
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         run_dir = trained(config)
