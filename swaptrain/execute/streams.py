@@ -203,7 +203,7 @@ class CudaStreams:
             )
 
     def unpin(self, address: int, nbytes: int) -> None:
-        """Take the registration back; the memory goes next."""
+        """Take the registration back, before the memory goes or becomes less."""
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def peak_bytes(self) -> int:
