@@ -2,8 +2,9 @@
 
 Same model, weights, data, number of threads and allocator; one system after the other on an idle
 machine (--rounds: in turns), each as a process under a hard memory limit. Prints, for each case,
-medians of a step after warm-up and how many times as long as swaptrain each system takes; the
-losses beside them show that all did the same job.
+medians of a step after warm-up and how many times as long as swaptrain each system takes, and as
+swaptrain's floor (`roofline_fraction` 1: the most that could be reached with its own computing and
+bytes); the losses beside them show that all did the same job.
 
     bash scripts/peers/environment.sh                     # once, for ZeRO-Infinity
     python scripts/bench_peers.py --peer-python .venv-deepspeed/bin/python
@@ -91,6 +92,13 @@ class Result:
             return statistics.median(column)
         usual = statistics.median(column[: -self.ends])
         return usual + (statistics.median(column[-self.ends :]) - usual) / self.commit_every
+
+    def floor_s(self) -> float | None:
+        """Return the least seconds that this run's computing and bytes allowed; None: not known."""
+        if any(row.get("roofline_fraction") is None for row in self.rows):
+            return None
+        each = [float(row["step_s"]) * float(row["roofline_fraction"]) for row in self.rows]
+        return statistics.median(each)
 
 
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
@@ -185,11 +193,22 @@ def show(name: str, case: Case, results: Sequence[Result]) -> None:
         title=f"{name}: {case.shape} parameters, {case.micro_batches} micro-batches of 512 tokens, "
         f"memory.host {case.host_gib} GiB, commit_every {case.commit_every}"
     )
-    for column in ("system", "limit", "s/step", "min to max", "x swaptrain", "read", "written"):
+    columns = (
+        "system",
+        "limit",
+        "s/step",
+        "min to max",
+        "x swaptrain",
+        "x its floor",
+        "read",
+        "written",
+    )
+    for column in columns:
         table.add_column(column, justify="left" if column == "system" else "right")
     table.add_column("peak", justify="right")
     table.add_column("last loss", justify="right")
     own = next((r for r in results if r.system == "swaptrain" and not r.failure), None)
+    own_floor_s = own.floor_s() if own is not None else None
     for r in results:
         if r.failure:
             table.add_row(r.system, r.limit, r.failure)
@@ -201,6 +220,7 @@ def show(name: str, case: Case, results: Sequence[Result]) -> None:
             f"{r.median('step_s'):.2f}",
             f"{min(seconds):.2f} to {max(seconds):.2f}",
             f"{r.median('step_s') / own.median('step_s'):.2f}" if own else "-",
+            f"{r.median('step_s') / own_floor_s:.2f}" if own_floor_s else "-",
             format_size(r.median("read_bytes")),
             format_size(r.median("write_bytes")),
             format_size(max(row["peak_bytes"] for row in r.rows)),

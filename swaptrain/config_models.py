@@ -291,6 +291,8 @@ class RunConfig(Section):
 
     dir: Folder
     """Directory of the run: config, store, metrics. Started again, a run goes on from it."""
+    trace: Count = 0
+    """Steps of this start of which `trace.json` says what every thread did when. 0: none."""
 
 
 class Config(Section):

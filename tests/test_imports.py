@@ -13,7 +13,7 @@ import swaptrain
 
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
-    *("errors", "units", "strict_json", "config", "program", "capture", "store", "memory"),
+    *("errors", "units", "spans", "strict_json", "config", "program", "capture", "store", "memory"),
     *("data", "observe", "execute", "cli"),
 ]
 # swaptrain.reference is the yardstick beside the house: plain PyTorch, with execute's optimizers.

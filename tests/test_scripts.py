@@ -188,5 +188,50 @@ def test_rounds_of_a_comparison_become_one_result(monkeypatch: pytest.MonkeyPatc
     assert bench.together([run(1, 2, 9), run(3, 4, 5)]).median("step_s") == 3.5
     each = [run(1, 2, 21, commit_every=10), run(3, 4, 23, commit_every=10)]
     assert bench.together(each).median("step_s") == pytest.approx(2.5 + (22 - 2.5) / 10)
+    rows = [{"step_s": 2.0, "roofline_fraction": fraction} for fraction in (0.9, 0.5, 0.8)]
+    assert bench.Result("swaptrain", "none", rows).floor_s() == pytest.approx(1.6)
+    rows[0]["roofline_fraction"] = None
+    assert bench.Result("swaptrain", "none", rows).floor_s() is None
     failed = bench.Result("swaptrain", "none", [], "killed: out of memory")
     assert bench.together([run(1, 2), failed]) is failed
+
+
+def test_the_times_of_a_step_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is inside another part counts once; what nothing names is the loop's own."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    times = importlib.import_module("step_times")
+    names = {0: "steps", 1: "MainThread", 2: "swaptrain-io_0", 3: "swaptrain-io_1"}
+    trace: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}
+        for thread, name in names.items()
+    ]
+    for name, thread, begin, took, moved in [
+        ("step 1", 0, 0, 100, 0),
+        ("forward", 1, 10, 30, 0),
+        ("wait for a read", 1, 20, 10, 0),
+        ("turn", 1, 50, 50, 0),
+        ("read", 2, 10, 20, 2**20),
+        ("read", 3, 20, 20, 2**20),
+        ("write", 2, 60, 10, 2**20),
+    ]:
+        event = {"name": name, "ph": "X", "pid": 1, "tid": thread}
+        trace.append({**event, "ts": begin, "dur": took, "args": {"bytes": moved}})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    found = times.events(path)
+    main = [event for event in found if event.thread == "MainThread"]
+    step = next(event for event in found if event.thread == "steps")
+    assert times.halves(step, main) == {"forward": (0, 50), "backward": (50, 100)}
+    own = {"forward": 20, "wait for a read": 10, "the loop itself": 20}
+    assert times.own_times(main, 0, 50) == own
+    reads = [event for event in found if event.name == "read"]
+    assert times.under_way(reads, 0, 50) == (0.6, pytest.approx(4 / 3))
+    times.main([str(tmp_path), "--skip", "0"])
+    shown = capsys.readouterr().out
+    assert "medians of 1: forward 0 ms, backward 0 ms" in shown
+    with pytest.raises(SystemExit, match=r"raise run\.trace"):
+        times.main([str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"train with run\.trace"):
+        times.main([str(tmp_path / "missing.json")])

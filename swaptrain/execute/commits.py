@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -75,9 +74,8 @@ class Commits:
         """
         k = instruction.segment
         if not instruction.part:
-            begun = time.perf_counter()
-            self._slot = self._committer.take(self._layouts.state[k].shape_class)
-            self._tier.counters.wait_s += time.perf_counter() - begun
+            with self._tier.counters.waiting("wait for a slot"):
+                self._slot = self._committer.take(self._layouts.state[k].shape_class)
         slot = self._slot
         if instruction.goes_on:
             for key, started in self._begin(instruction, slabs, slot):
@@ -174,9 +172,8 @@ class Commits:
 
     def settle(self) -> None:
         """Wait like `drain`, and count the seconds."""
-        begun = time.perf_counter()
-        self._committer.drain()
-        self._tier.counters.wait_s += time.perf_counter() - begun
+        with self._tier.counters.waiting("wait for a commit"):
+            self._committer.drain()
 
     def drain(self) -> None:
         """Wait until everything submitted is durable; raise the error of what failed."""

@@ -21,6 +21,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.program.cost import durable_objects
 from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
 from swaptrain.program.turns import settling
+from swaptrain.spans import span, spanned
 
 __all__ = ["Executor", "StepState", "global_norm"]
 
@@ -141,6 +142,16 @@ class Executor:
         self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
     ) -> None:
         begun = time.perf_counter()
+        with span(instruction.operation, instruction):
+            self._compute(instruction, slabs, state, sums_stay=sums_stay)
+        if instruction.operation is Operation.UPDATE:
+            state.update_s += time.perf_counter() - begun
+        else:
+            state.compute_s += time.perf_counter() - begun
+
+    def _compute(
+        self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
+    ) -> None:
         operations, m = self._operations, instruction.micro_batch
         match instruction.operation:
             case Operation.LOAD:
@@ -164,10 +175,6 @@ class Executor:
                 self._update(instruction, slabs, state)
                 if not instruction.goes_on:
                     state.updated.add(instruction.segment)
-        if instruction.operation is Operation.UPDATE:
-            state.update_s += time.perf_counter() - begun
-        else:
-            state.compute_s += time.perf_counter() - begun
 
     def _update(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         coefficient = None
@@ -181,6 +188,7 @@ class Executor:
         )
         state.ledger.norms.update(norms)
 
+    @spanned("begin to write")
     def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         operation = instruction.operation
         if operation is Operation.UPDATE:

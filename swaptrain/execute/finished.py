@@ -115,7 +115,7 @@ def start_over(run_dir: Path) -> None:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("metrics.jsonl", "config.yaml", NOTE_FILE, GOING_BACK, ORIGIN):
+    for name in ("metrics.jsonl", "trace.json", "config.yaml", NOTE_FILE, GOING_BACK, ORIGIN):
         (run_dir / name).unlink(missing_ok=True)
     flush_file_system(run_dir)
     (run_dir / STARTING_OVER).unlink()

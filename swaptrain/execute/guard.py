@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes
+from swaptrain.spans import spanned
 
 __all__ = ["BudgetGuard"]
 
@@ -28,6 +29,7 @@ class BudgetGuard:
         # For what the next instruction may add: a hundredth, as larger segments add more at once.
         self._reserve_bytes = max(_LEAST_RESERVE_BYTES, host_bytes // 100)
 
+    @spanned("look at memory")
     def check(self) -> None:
         """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
         arena_bytes = resident_bytes() - self._base_bytes - self._pool.held_bytes

@@ -40,6 +40,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.progress import Progress
+from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
 from swaptrain.store.commit import Committer
 from swaptrain.store.direct import DirectIO
@@ -77,6 +78,7 @@ class OpenRun:
         self._committer: Committer | None = None
         self._metrics: MetricsFile | None = None
         self._tier: Tier | None = None
+        self._trace: TraceFile | None = None
         self._io = DirectIO(on_fallback=progress.note)
         self._home = StoreHome(
             self._run_dir,
@@ -137,6 +139,8 @@ class OpenRun:
 
     def close(self) -> None:
         """End the threads, close the files and give all memory back; whatever was opened."""
+        if self._trace is not None:
+            self._trace.close()
         if self._committer is not None:
             self._committer.close()
         if self._values is not None:
@@ -284,7 +288,10 @@ class OpenRun:
         self._progress.note(self._summary(plan))
         segments = len(plan.captured.model.segments)
         self._progress.start(steps, position.decision.step, segments)
-        watch = Watch(self._stop, self._progress, segments, lambda: self.training.step)
+        if config.run.trace:
+            trace = self._run_dir / "trace.json"
+            self._trace = TraceFile(trace, config.run.trace, self._progress.note)
+        watch = Watch(self._stop, self._progress, segments, lambda: self.training.step, self._trace)
         return Training(
             config=config,
             plan=plan,
@@ -311,7 +318,7 @@ class OpenRun:
             boundary=Boundary(self._stop, ExportDoor(self._run_dir, self._progress.note)),
             values=self._values,
             note=self._progress.note,
-            report=self._progress.step_done,
+            report=watch.step_done,
             floor_s=floor,
             change=change,
             snapshots=snapshots,

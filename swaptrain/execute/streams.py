@@ -12,6 +12,7 @@ from swaptrain.errors import ConfigError, RunError
 from swaptrain.execute.layouts import once
 from swaptrain.memory.pinned import PinnedPool
 from swaptrain.program.instructions import ObjectKey
+from swaptrain.spans import spanned
 
 __all__ = ["CudaStreams", "StreamDevice", "Streams"]
 
@@ -135,6 +136,7 @@ class StreamDevice:
         for entry in [entry for entry in self._copies if entry[0] == key]:
             del self._copies[entry]
 
+    @spanned("wait for copies")
     def synchronize(self) -> None:
         """Wait for the copies: slabs may change, or be written to the disk, then."""
         self._streams.synchronize()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -52,9 +51,8 @@ class KeptValues:
     def settle(self) -> None:
         """Wait until everything that was saved is written; the tier raises the errors."""
         if self._under_way:
-            begun = time.perf_counter()
-            wait(self._under_way)
-            self._tier.counters.wait_s += time.perf_counter() - begun
+            with self._tier.counters.waiting("wait for values"):
+                wait(self._under_way)
             self._under_way.clear()
 
     def found(self, step: int, candidates: Iterable[ObjectKey]) -> set[ObjectKey]:

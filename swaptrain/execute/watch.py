@@ -7,6 +7,8 @@ from typing import Literal
 
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
+from swaptrain.observe.step_metrics import StepMetrics
+from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
 
 __all__ = ["Watch"]
@@ -25,18 +27,28 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
 
 
 class Watch:
-    """Shows where a step is, and lets a signal end the run behind an instruction."""
+    """Shows where a step is, and lets a signal end the run behind an instruction.
+
+    With `trace` it also writes what happened when.
+    """
 
     def __init__(
-        self, stop: StopRequest, progress: Progress, segments: int, step: Callable[[], int]
+        self,
+        stop: StopRequest,
+        progress: Progress,
+        segments: int,
+        step: Callable[[], int],
+        trace: TraceFile | None = None,
     ) -> None:
         """Take who is told; `step` returns the number of the step that runs."""
         self._stop, self._progress = stop, progress
-        self._segments, self._step = segments, step
+        self._segments, self._step, self._trace = segments, step, trace
 
     def begin(self, instruction: Instruction) -> None:
         """Say what a signal would wait for."""
         self._stop.doing(f"segment {max(1, instruction.segment)}/{self._segments}")
+        if self._trace is not None:
+            self._trace.instruction_begins()
 
     def tick(self, instruction: Instruction) -> None:
         """Show where the step is; raise StoppedBySignal if a signal came."""
@@ -46,3 +58,9 @@ class Watch:
             self._progress.tick(self._step(), phase, k - 1, self._segments)
         what = f"{instruction.operation} of segment {k}/{self._segments}"
         self._stop.check_after(what if k else "loading a batch")
+
+    def step_done(self, metrics: StepMetrics) -> None:
+        """Show the line of a finished step."""
+        self._progress.step_done(metrics)
+        if self._trace is not None:
+            self._trace.step_done(metrics)

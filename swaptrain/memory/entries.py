@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,7 @@ from swaptrain.memory.home import Home, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.residency import NextUse, choose_victim
+from swaptrain.spans import span
 
 __all__ = ["Entries", "Entry", "TierCounters"]
 
@@ -27,6 +30,16 @@ class TierCounters:
     """Bytes of existing objects that instructions asked for."""
     missed_bytes: int = 0
     """Of those, bytes that were read from the disk for it, ahead of time or not."""
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Count the seconds of a `with` block, on the main thread, as waiting for I/O."""
+        begun = time.perf_counter()
+        try:
+            with span(what):
+                yield
+        finally:
+            self.wait_s += time.perf_counter() - begun
 
 
 @dataclass
@@ -69,18 +82,16 @@ class Entries(dict[ObjectKey, Entry]):
     def start_write(self, key: ObjectKey) -> None:
         """Begin to spill an object, which is clean when that is done."""
         entry = self[key]
-        begun = time.perf_counter()
-        entry.busy = list(self._home.write(key, entry.slab))
-        self._counters.wait_s += time.perf_counter() - begun
+        with self._counters.waiting("wait for a place"):
+            entry.busy = list(self._home.write(key, entry.slab))
         entry.saving = True
         entry.dirty = False
 
     def settle(self, entry: Entry) -> None:
         """Wait for an entry's reads or writes; raise their error."""
         if entry.busy:
-            begun = time.perf_counter()
-            self._wait(entry.busy)
-            self._counters.wait_s += time.perf_counter() - begun
+            with self._counters.waiting("wait for a write" if entry.saving else "wait for a read"):
+                self._wait(entry.busy)
             _finish(entry)
 
     def reap(self) -> None:
@@ -153,9 +164,8 @@ class Entries(dict[ObjectKey, Entry]):
         if not pending:
             self.reap()
             return bool(busy)
-        begun = time.perf_counter()
-        self._wait(pending, return_when=FIRST_COMPLETED)
-        self._counters.wait_s += time.perf_counter() - begun
+        with self._counters.waiting("wait for room"):
+            self._wait(pending, return_when=FIRST_COMPLETED)
         return True
 
     def _evict_unplanned(self, position: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from swaptrain.memory.limits import address_space_bytes
 from swaptrain.memory.mapping import Mapping
 from swaptrain.memory.slab import Place, SlabPool
+from swaptrain.spans import span
 
 __all__ = ["PagePool"]
 
@@ -56,9 +57,12 @@ class PagePool(SlabPool):
             return mapping
         keep_bytes = self.budget_bytes - self._used_bytes - nbytes
         try:
-            self._move_pages(mapping, keep_bytes)
-            self._release(keep_bytes)
-            mapping.populate()
+            with span("move pages"):
+                self._move_pages(mapping, keep_bytes)
+            with span("give pages back"):
+                self._release(keep_bytes)
+            with span("zero pages", nbytes=mapping.nbytes - mapping.resident_bytes):
+                mapping.populate()
         except BaseException:
             mapping.close()
             raise

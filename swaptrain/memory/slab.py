@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from swaptrain.errors import SwaptrainError
 from swaptrain.memory.mapping import PAGE_BYTES
+from swaptrain.spans import spanned
 from swaptrain.units import format_size
 
 __all__ = ["PAGE_BYTES", "Place", "Pool", "PoolExhausted", "Slab", "SlabPool"]
@@ -142,6 +143,7 @@ class SlabPool(ABC):
         """Whether `take` gives a slab of `nbytes`, if the machine has the memory."""
         return self.live_bytes + nbytes <= self.budget_bytes
 
+    @spanned("take a slab")
     def take(self, nbytes: int) -> Slab:
         """Return a slab of exactly `nbytes`, a multiple of 4096; its contents are undefined.
 

@@ -26,6 +26,7 @@ from swaptrain.program.residency import (
     plan_residency,
     planned_bytes,
 )
+from swaptrain.spans import spanned
 
 __all__ = ["Tier"]
 
@@ -40,6 +41,7 @@ class Tier:
         self.counters = TierCounters()
         self._entries = Entries(pool, home, wait, self.counters)
 
+    @spanned("plan memory")
     def follow(
         self,
         program: Program,
@@ -70,6 +72,7 @@ class Tier:
             entry.ahead &= first < len(self._plan.reads) and key in self._plan.reads[first]
             self._foresee(key, entry, -1)
 
+    @spanned("bring")
     def acquire(self, instruction: Instruction, position: int) -> dict[ObjectKey, Slab]:
         """Bring what `instruction` touches into memory and pin it; return the slabs.
 
@@ -104,6 +107,7 @@ class Tier:
             self._foresee(key, self._entries[key], position)
         return {key: self._entries[key].slab for key in keys}
 
+    @spanned("release")
     def release(self, instruction: Instruction) -> None:
         """Unpin what `instruction` touched and forget what it used for the last time."""
         for key in dict.fromkeys(instruction.touches):
@@ -146,6 +150,7 @@ class Tier:
         """Return the objects that are in memory."""
         return [key for key, entry in self._entries.items() if not entry.dead]
 
+    @spanned("read ahead")
     def prefetch(self, position: int) -> None:
         """Begin to read what the following instructions need, as far as the plan gives room.
 
@@ -192,6 +197,7 @@ class Tier:
             self._entries.whole_to += 1
         return self._entries.whole_to
 
+    @spanned("write behind")
     def write_behind(self, position: int) -> None:
         """Begin to spill the dirty objects that the plan evicts before their next use."""
         self._entries.reap()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from swaptrain.errors import RunError
+from swaptrain.spans import span
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.record import write_record
@@ -116,7 +117,8 @@ class Committer:
         """
 
         def finish() -> None:
-            self._finish(segment, slot, record, states, handoff_writes, after, tree, switch)
+            with span("commit", f"segment {segment}"):
+                self._finish(segment, slot, record, states, handoff_writes, after, tree, switch)
 
         return self._submit(finish, [future for state in states for future in state.futures])
 
@@ -208,14 +210,17 @@ class Committer:
         switch: bool,
     ) -> None:
         handoff = self._start(handoff_writes)
-        wait([future for started in handoff for future in started.futures])
+        with span("write the hand-off"):
+            wait([future for started in handoff for future in started.futures])
         arrays: dict[str, list[int]] = {}
         for state in states:
             arrays.setdefault(state.array.name, []).extend(_results(state.futures))
         checksums = Checksums(arrays, [_results(started.futures) for started in handoff])
-        slot.write_record(record(checksums))
+        with span("write the record"):
+            slot.write_record(record(checksums))
         if switch:
-            self._slots.switch(segment, slot, tree=tree)
+            with span("switch"):
+                self._slots.switch(segment, slot, tree=tree)
         if after is not None:
             after()
 

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from swaptrain.errors import DamagedStoreError, RunError, Where
+from swaptrain.spans import span
 from swaptrain.store.files import flush_file, run_error
 
 __all__ = ["DirectIO"]
@@ -134,7 +135,8 @@ class DirectIO:
         self, path: Path, buffer: memoryview, offset: int, checksum: int | None, where: Where
     ) -> None:
         try:
-            done = self._transfer(path, os.O_RDONLY, buffer, offset, os.preadv, flush=False)
+            with span("read", path, len(buffer)):
+                done = self._transfer(path, os.O_RDONLY, buffer, offset, os.preadv, flush=False)
         except FileNotFoundError as error:
             raise DamagedStoreError(
                 "a file of the store is missing", path=path, **asdict(where)
@@ -149,7 +151,8 @@ class DirectIO:
                 **asdict(where),
             )
         if checksum is not None:
-            found = xxhash.xxh3_64_intdigest(buffer)
+            with span("checksum"):
+                found = xxhash.xxh3_64_intdigest(buffer)
             if found != checksum:
                 raise DamagedStoreError(
                     f"a checksum is wrong: {checksum:016x} expected, {found:016x} found",
@@ -162,9 +165,13 @@ class DirectIO:
     def _write(
         self, path: Path, buffer: memoryview, offset: int, flush: bool, checksum: bool
     ) -> int:
-        digest = xxhash.xxh3_64_intdigest(buffer) if checksum else 0
+        digest = 0
+        if checksum:
+            with span("checksum"):
+                digest = xxhash.xxh3_64_intdigest(buffer)
         try:
-            done = self._transfer(path, os.O_WRONLY, buffer, offset, os.pwritev, flush=flush)
+            with span("write", path, len(buffer)):
+                done = self._transfer(path, os.O_WRONLY, buffer, offset, os.pwritev, flush=flush)
         except OSError as error:
             raise run_error(error, path, "write", len(buffer)) from error
         if done < len(buffer):
@@ -214,7 +221,8 @@ class DirectIO:
                     os.posix_fadvise(descriptor, offset + done, moved, os.POSIX_FADV_DONTNEED)
                 done += moved
             if flush:
-                os.fdatasync(descriptor)
+                with span("flush"):
+                    os.fdatasync(descriptor)
             return done
         finally:
             os.close(descriptor)
