@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from swaptrain.config import Config
@@ -113,8 +114,9 @@ def test_nothing_comes_ahead_where_the_device_has_no_room(
     assert len(losses(plain)) == 3
 
 
+@pytest.mark.parametrize("recompute", [True, False])
 def test_a_turn_of_many_micro_batches_takes_no_more_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recompute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one micro-batch brought is dropped before the next one's comes."""
     most: dict[int, int] = {}
@@ -132,8 +134,44 @@ def test_a_turn_of_many_micro_batches_takes_no_more_memory(
     for micro_batches in (2, 6):
         config = _config(tmp_path / str(micro_batches), "llama", "fused")
         data = config.data.model_copy(update={"micro_batches": micro_batches})
-        trained(config.model_copy(update={"data": data}))
+        train = config.train.model_copy(update={"recompute": recompute})
+        trained(config.model_copy(update={"data": data, "train": train}))
     assert most[6] == most[2] > 0
+
+
+def test_what_autograd_saves_crosses_once_and_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each forward that saves one copy leaves, and one comes back; some while others compute."""
+    crossed: dict[str, list[int]] = {"left": [], "came": []}
+    streams = LateStreams(limit_bytes=1 << 30)
+    bring, send = streams.bring, streams.send
+
+    def noted(way: str, slab: Tensor) -> None:
+        if slab.dtype == torch.uint8:
+            crossed[way].append(slab.nbytes)
+
+    monkeypatch.setattr(streams, "bring", lambda t, v: (noted("came", v), bring(t, v))[1])
+    monkeypatch.setattr(streams, "send", lambda v, s: (noted("left", v), send(v, s))[1])
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    run = Training.run
+    saving = 0
+
+    def counted(training: Training) -> None:
+        nonlocal saving
+        saving = len(training.plan.builder.saves)
+        for sizes in crossed.values():
+            sizes.clear()  # the dry run's
+        run(training)
+
+    monkeypatch.setattr(Training, "run", counted)
+    config = _config(tmp_path / "run", "llama", "fused")
+    train = config.train.model_copy(update={"recompute": False})
+    trained(config.model_copy(update={"train": train}))
+    expected = config.train.steps * config.data.micro_batches * saving
+    assert saving > 1
+    assert len(crossed["left"]) == len(crossed["came"]) == expected
+    assert sum(crossed["left"]) == sum(crossed["came"])
 
 
 @pytest.mark.parametrize("settings", ["fused", "clipped", "waves"])
@@ -147,7 +185,8 @@ def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
     class Counting(StreamDevice):
         def put(self, view: Tensor, tensor: Tensor) -> None:
             nonlocal put_bytes
-            put_bytes += view.nbytes
+            if view.dtype != torch.uint8:  # what autograd saves is of each micro-batch
+                put_bytes += view.nbytes
             super().put(view, tensor)
 
     monkeypatch.setattr(

@@ -24,7 +24,7 @@ __all__ = ["Operations", "Slabs"]
 
 Slabs = Mapping[ObjectKey, Slab]
 
-_AHEAD = {Kind.STATE, Kind.VALUE, Kind.GRADIENT}
+_AHEAD = {Kind.STATE, Kind.VALUE, Kind.GRADIENT, Kind.SAVED}
 """What may be copied to the device before the instruction that reads it."""
 
 
@@ -118,13 +118,11 @@ class Operations:
         self._keep_buffers(instruction, slabs)
         operands = self._operands(instruction, slabs)
         self._fetch_ahead(instruction)
+        memory = self._saved(instruction.writes, slabs, read=False)
         outputs = self._runner.forward(
-            instruction.segment,
-            step,
-            instruction.micro_batch,
-            operands,
-            _saved(instruction.writes, slabs),
+            instruction.segment, step, instruction.micro_batch, operands, memory
         )
+        self._put_saved(instruction, slabs, memory)
         self._put_buffers(instruction, slabs, operands)
         self._store_outputs(instruction, slabs, outputs)
         self.device.synchronize()
@@ -175,6 +173,7 @@ class Operations:
             if key.kind is Kind.GRADIENT and key.name.startswith("parameter.")
         }
         missing = set(sums) if first else set()
+        memory = self._saved(instruction.reads, slabs)
         self._fetch_ahead(instruction)
 
         def sink(name: str, gradient: Tensor) -> None:
@@ -186,9 +185,7 @@ class Operations:
             else:
                 add_widened(sums[name], gradient)
 
-        inputs, loss = self._runner.backward(
-            k, step, m, operands, gradients, later, sink, _saved(instruction.reads, slabs)
-        )
+        inputs, loss = self._runner.backward(k, step, m, operands, gradients, later, sink, memory)
         for name in missing:  # nothing flowed into it in this micro-batch
             sums[name].zero_()
         for key in () if sums_stay else instruction.touches:
@@ -363,16 +360,24 @@ class Operations:
     def _fetch(self, key: ObjectKey, slabs: Slabs) -> Tensor:
         return self.device.fetch(key, "", self._host_view(key, slabs))
 
+    def _saved(
+        self, keys: Iterable[ObjectKey], slabs: Slabs, *, read: bool = True
+    ) -> Tensor | None:
+        """Return the memory of what autograd saves, where an instruction has any; uint8."""
+        for key in keys:
+            if key.kind is Kind.SAVED:
+                return self.device.fetch(key, "", self._host_view(key, slabs), read=read)
+        return None
+
+    def _put_saved(self, instruction: Instruction, slabs: Slabs, memory: Tensor | None) -> None:
+        for key in instruction.writes:
+            if key.kind is Kind.SAVED and memory is not None:
+                self.device.put(self._host_view(key, slabs), memory)
+
     def _views(self, key: ObjectKey, slabs: Slabs) -> dict[str, Tensor]:
         return views(self._layouts.array(key), slabs[key])
 
     def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
-        return view(self._layouts.array(key), slabs[key])
-
-
-def _saved(keys: Iterable[ObjectKey], slabs: Slabs) -> Tensor | None:
-    """Return the memory of what autograd saves, where an instruction has any; uint8."""
-    for key in keys:
-        if key.kind is Kind.SAVED:
+        if key.kind is Kind.SAVED:  # as bytes: it knows itself what lies where
             return slabs[key].tensor(torch.uint8, slabs[key].nbytes)
-    return None
+        return view(self._layouts.array(key), slabs[key])

@@ -62,9 +62,10 @@ class SavedTensors:
 
     Parts of `operands`, which the backward gets too, are saved as a name and an offset, so that
     their own memory may be given up meanwhile and be elsewhere then. Parts of `constants` stay as
-    they are. Everything else is copied into `memory` (uint8, on the host), each storage once, so
-    that what torch allocated is free when the forward ends. Without `memory` the copies are kept
-    beside it, only to find out `nbytes` and `count`. Where `memory` is too small, or a tensor is
+    they are. Everything else is copied into `memory` (uint8, where it is computed), each storage
+    once, so that what torch allocated is free when the forward ends; who gives it sees to it that
+    `open` gets the same bytes again. Without `memory` the copies are kept beside it, only to find
+    out `nbytes` and `count`. Where `memory` is too small, or a tensor is
     not plain numbers with strides (sparse, quantised, conjugated or negated when it is read),
     `complete` becomes False, and what was saved is of no use.
     """
@@ -87,8 +88,6 @@ class SavedTensors:
         self._copies: dict[tuple[int, int, torch.dtype], list[tuple[int, int, Tensor]]] = {}
         """By storage, version and dtype: where each piece begins there, and its copy in memory."""
         self._storages: list[StorageWeakRef] = []  # so that no other one gets the same identity
-        self._brought: dict[tuple[int, int], Tensor] = {}
-        """Copies on the device of pieces of the slab, while the backward runs."""
 
     def pack(self, tensor: Tensor) -> _Packed | None:
         """Take a tensor that autograd saves, as it is now."""
@@ -116,13 +115,8 @@ class SavedTensors:
             return packed.layout.of(self._operands[packed.name])
         assert packed is not None and self._memory is not None, "saved completely, and opened"
         layout, piece = packed.layout, self._memory[packed.start : packed.end]
-        if layout.device != piece.device:
-            place = packed.start, packed.end
-            if place not in self._brought:
-                phase = packed.start % _ALIGNMENT_BYTES  # as where it was computed: see `_copy`
-                room = torch.empty(phase + len(piece), dtype=torch.uint8, device=layout.device)
-                self._brought[place] = room[phase:].copy_(piece)
-            piece = self._brought[place]
+        if layout.device != piece.device:  # a number that the host has computed
+            piece = piece.to(layout.device)
         return layout.of(piece.view(layout.dtype))
 
     def seal(self) -> None:
