@@ -25,7 +25,7 @@ from swaptrain.store.export import export_weights
 from swaptrain.store.lock import RunLock
 from swaptrain.store.request import ExportRequest
 from tests.support.killing import final_state, metrics_key
-from tests.support.runs import config_of, losses, trained
+from tests.support.runs import config_of, losses, rows, trained
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_first_update(
         "optimizer": {"clip_norm": clip_norm},
     }
     run_dir = tmp_path / "run"
-    with pytest.raises(RunError, match="step 2: the loss is nan"):
+    with pytest.raises(RunError, match="step 2: the loss of micro-batch 2 of 3 is nan"):
         trained(config_of(run_dir, tree))
     assert len(losses(run_dir)) == 1
     export_weights(run_dir, tmp_path / "w.safetensors", None)
@@ -263,14 +263,53 @@ def test_a_loss_that_is_not_finite_stops_before_the_first_update(
     assert versions == {"1"}
 
 
+def test_lines_of_metrics_that_somebody_removed_are_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on, and says which steps its log does not have."""
+    tree = {
+        "model": {"python": "tests.support.models:frozen_mlp"},
+        "data": {"python": "tests.support.datasets:vectors"},
+    }
+    run_dir = trained(config_of(tmp_path / "run", {**tree, "train": {"steps": 3}}))
+    (run_dir / "metrics.jsonl").unlink()
+    capsys.readouterr()
+    trained(config_of(run_dir, {**tree, "train": {"steps": 5}}))
+    assert "metrics.jsonl lacks the lines of steps 1 to 2" in capsys.readouterr().out
+    assert [row["step"] for row in rows(run_dir)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("wave", [None, 1])
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+def test_data_that_were_mended_are_computed_with_anew(
+    clip_norm: float | None, wave: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that a forward made of the NaN is believed: the run ends as if it had not been."""
+    tree = {
+        "model": {"python": "tests.support.models:frozen_mlp"},
+        "data": {"python": "tests.test_resume:poisoned"},
+        "memory": {"segment": "1KiB"},
+        "optimizer": {"clip_norm": clip_norm},
+        "train": {"steps": 4, "seed": 3, "threads": 1, "wave": wave},
+    }
+    with pytest.raises(RunError, match="If its data are at fault, mend them"):
+        trained(config_of(tmp_path / "run", tree))
+    monkeypatch.setattr(Poisoned, "bad", 0.5)
+    run, whole = (trained(config_of(tmp_path / name, tree)) for name in ("run", "whole"))
+    assert metrics_key(run) == metrics_key(whole)
+    assert final_state(run) == final_state(whole)
+
+
 class Poisoned:
     """Vectors, of which number 8, in the second step, is not finite."""
+
+    bad = float("nan")
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": torch.full((16,), float("nan") if index == 8 else 0.1 * index)}
+        return {"x": torch.full((16,), self.bad if index == 8 else 0.1 * index)}
 
 
 def poisoned() -> Poisoned:

@@ -31,7 +31,9 @@ class FiniteNorm:
         if not math.isfinite(norm) and not math.isfinite(torch.linalg.vector_norm(piece, math.inf)):
             raise NotFiniteError(
                 f"{self._described} is not finite; its segment stays as it was committed last. "
-                "Lower optimizer.lr, set optimizer.clip_norm, or look at the data of this step"
+                "Look at the data of this step; else go back to a snapshot (--from-step, where "
+                "store.keep made one), or start over with --fresh, a lower optimizer.lr or "
+                "optimizer.clip_norm"
             )
         self._squares += norm * norm
 

@@ -166,10 +166,12 @@ class Executor:
                 loss = operations.evaluate(instruction, slabs)
                 if loss is not None:
                     state.ledger.losses[m] = loss
-            case Operation.KEEP | Operation.STORE:
+            case Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
+            case Operation.KEEP:
+                self._check_loss(state)
             case Operation.SETTLE:
-                _check_loss(state)
+                self._check_loss(state)
                 state.ledger.norms.update(operations.norms(instruction, slabs, state.step))
             case Operation.UPDATE:
                 self._update(instruction, slabs, state)
@@ -179,7 +181,7 @@ class Executor:
     def _update(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         coefficient = None
         if state.update_norm is None:
-            _check_loss(state)
+            self._check_loss(state)
         else:
             assert state.clip_norm is not None
             coefficient = clip_coefficient(state.update_norm, state.clip_norm)
@@ -187,6 +189,26 @@ class Executor:
             instruction, slabs, state.update_step, lr=state.lr, coefficient=coefficient
         )
         state.ledger.norms.update(norms)
+
+    def _check_loss(self, state: StepState) -> None:
+        """Refuse losses that are not finite, before anything that comes of them is kept.
+
+        What forwards made is forgotten: it is made again of data that may have been mended.
+        """
+        losses = state.ledger.losses
+        if math.isfinite(mean_loss(state.ledger.in_order())):
+            return
+        if self._values is not None:
+            self._values.forget()
+        bad = [str(m + 1) for m in sorted(losses) if not math.isfinite(losses[m])]
+        which = f" of micro-batch {', '.join(bad)} of {len(losses)}" if bad else ""
+        found = losses[int(bad[0]) - 1] if bad else math.inf
+        raise NotFiniteError(
+            f"step {state.step}: the loss{which} is {found}; nothing of this step was kept. If its "
+            "data are at fault, mend them and give the same command. If the weights are, since a "
+            "step before was too long, go back to a snapshot (--from-step, where store.keep made "
+            "one), or start over with --fresh, a lower optimizer.lr or optimizer.clip_norm"
+        )
 
     @spanned("begin to write")
     def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
@@ -203,17 +225,6 @@ class Executor:
             self._commits.keep(instruction, slabs, state.step, state.ledger)
         elif self._values is not None and operation is Operation.FORWARD:
             self._values.save(instruction, slabs, state.step)
-
-
-def _check_loss(state: StepState) -> None:
-    """Refuse losses that are not finite, before anything that comes of them is kept."""
-    losses = state.ledger.losses
-    mean = mean_loss([losses[m] for m in sorted(losses)])
-    if not math.isfinite(mean):
-        raise NotFiniteError(
-            f"step {state.step}: the loss is {mean}; nothing of this step was kept, the last "
-            "commit is good. Lower optimizer.lr, set optimizer.clip_norm, or look at the data"
-        )
 
 
 def _sums_stay(pair: Program) -> bool:

@@ -30,6 +30,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile, StepMetrics
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
+from swaptrain.spans import span
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.recovery import Action
 from swaptrain.store.snapshots import Snapshots
@@ -136,24 +137,12 @@ class Training:
         self.config, self.plan.operations.rule = after, rule
 
     def _step(self, step: int, top: int | None) -> None:
-        builder, deferred = self.plan.builder, self.plan.builder.deferred
+        builder = self.plan.builder
         begun = time.perf_counter()
-        self.boundary.begin(step)
         counters = self._counters()
-        program = self._program(step, top)
-        self._running = state = self._state(step)
-        if top is not None:
-            state.ledger = self._ledger
-        self.executor.run(program, state, self._following(step))
+        with span(f"step {step}"):
+            state = self._carry_out(step, top)
         norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
-        self._ledger = state.ledger
-        if deferred:
-            self._pending = tuple(self.plan.layouts.state)
-            self._running = None  # which has done another step's updates
-        self.boundary.end(step)
-        if self.trees is not None and self.trees.commits(step):
-            self._flush(step, quiet=True)
-            self.trees.switch(step)
         losses = state.ledger.in_order()
         moved = self._counters() - counters
         step_s = time.perf_counter() - begun
@@ -179,6 +168,24 @@ class Training:
         self.commits.then(lambda: self.metrics.append(row))
         self._keep(step)
         self.report(row)
+
+    def _carry_out(self, step: int, top: int | None) -> StepState:
+        """Run the program of a step, and commit it where the store is committed as a whole."""
+        self.boundary.begin(step)
+        program = self._program(step, top)
+        self._running = state = self._state(step)
+        if top is not None:
+            state.ledger = self._ledger
+        self.executor.run(program, state, self._following(step))
+        self._ledger = state.ledger
+        if self.plan.builder.deferred:
+            self._pending = tuple(self.plan.layouts.state)
+            self._running = None  # which has done another step's updates
+        self.boundary.end(step)
+        if self.trees is not None and self.trees.commits(step):
+            self._flush(step, quiet=True)
+            self.trees.switch(step)
+        return state
 
     def _keep(self, step: int) -> None:
         """Have a snapshot made of `step`, the last one done, if one is due.
@@ -293,6 +300,12 @@ class Training:
     def _complete_metrics(self, done: int) -> None:
         """Cut lines of steps that will be done again; write the last one's if a kill lost it."""
         self.metrics.cut_after(done)
+        last = self.metrics.last_step() or 0
+        if last < done - 1:
+            self.note(
+                f"{self.metrics.path} lacks the lines of steps {last + 1} to {done - 1}, which "
+                "somebody has removed; nothing else depends on them"
+            )
         losses = self.position.finished.in_order()
         if done and (self.metrics.last_step() or 0) < done and losses:
             norm = global_norm(self.position.finished, list(self.plan.captured.model.parameters))

@@ -55,6 +55,11 @@ class KeptValues:
                 wait(self._under_way)
             self._under_way.clear()
 
+    def forget(self) -> None:
+        """Let the next process make all of it anew; raises RunError."""
+        wait(self._under_way)
+        self._journal.clear()
+
     def found(self, step: int, candidates: Iterable[ObjectKey]) -> set[ObjectKey]:
         """Return those of the candidates that the disk holds as `step` made them.
 
