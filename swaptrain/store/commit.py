@@ -117,10 +117,10 @@ class Committer:
         """
 
         def finish() -> None:
-            with span("commit", f"segment {segment}"):
-                self._finish(segment, slot, record, states, handoff_writes, after, tree, switch)
+            self._finish(segment, slot, record, states, handoff_writes, after, tree, switch)
 
-        return self._submit(finish, [future for state in states for future in state.futures])
+        started = [future for state in states for future in state.futures]
+        return self._submit("commit", f"segment {segment}", finish, started)
 
     def write(
         self,
@@ -137,15 +137,16 @@ class Committer:
 
         def finish() -> None:
             checksums = [_results(started.futures) for started in self._start(writes)]
-            write_record(record_path, record(Checksums(handoff=checksums)), record_bytes)
+            with span("write the record"):
+                write_record(record_path, record(Checksums(handoff=checksums)), record_bytes)
             if after is not None:
                 after()
 
-        return self._submit(finish)
+        return self._submit("keep", record_path, finish)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
         """Run `action` on the committer's thread once all that was submitted before is durable."""
-        return self._submit(action)
+        return self._submit("then", None, action)
 
     def drain(self) -> None:
         """Wait until everything submitted is durable; raise the error of what failed."""
@@ -176,17 +177,23 @@ class Committer:
         ]
 
     def _submit(
-        self, finish: Callable[[], None], started: Sequence[Future[int]] = ()
+        self,
+        name: str,
+        about: object,
+        finish: Callable[[], None],
+        started: Sequence[Future[int]] = (),
     ) -> Future[None]:
         def run() -> None:
-            # Whatever happens, no buffer is still being written when the future is done.
-            wait(started)
-            self.check()
-            try:
-                finish()
-            except BaseException as error:
-                self._error = error
-                raise
+            with span(name, about):
+                try:
+                    self.check()
+                    finish()
+                except BaseException as error:
+                    self._error = error
+                    raise
+                finally:
+                    # Whatever happens, no buffer is still being written when the future is done.
+                    wait(started)
 
         future = self._executor.submit(run)
         with self._lock:
@@ -209,12 +216,16 @@ class Committer:
         tree: str | None,
         switch: bool,
     ) -> None:
+        # The commit before is durable by now, which the hand-off has to come behind.
         handoff = self._start(handoff_writes)
-        with span("write the hand-off"):
-            wait([future for started in handoff for future in started.futures])
         arrays: dict[str, list[int]] = {}
-        for state in states:
-            arrays.setdefault(state.array.name, []).extend(_results(state.futures))
+        try:
+            with span("wait for the state"):
+                for state in states:
+                    arrays.setdefault(state.array.name, []).extend(_results(state.futures))
+        finally:
+            with span("wait for the hand-off"):
+                wait([future for started in handoff for future in started.futures])
         checksums = Checksums(arrays, [_results(started.futures) for started in handoff])
         with span("write the record"):
             slot.write_record(record(checksums))
