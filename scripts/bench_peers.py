@@ -87,18 +87,19 @@ class Result:
         Only the last step of a run commits then, since a run ends with a commit: the others'
         median counts m - 1 times.
         """
-        column = [float(row[key]) for row in self.rows]
-        if self.commit_every == 1:
-            return statistics.median(column)
-        usual = statistics.median(column[: -self.ends])
-        return usual + (statistics.median(column[-self.ends :]) - usual) / self.commit_every
+        return self._median([float(row[key]) for row in self.rows])
 
     def floor_s(self) -> float | None:
         """Return the least seconds that this run's computing and bytes allowed; None: not known."""
         if any(row.get("roofline_fraction") is None for row in self.rows):
             return None
-        each = [float(row["step_s"]) * float(row["roofline_fraction"]) for row in self.rows]
-        return statistics.median(each)
+        return self._median([row["step_s"] * row["roofline_fraction"] for row in self.rows])
+
+    def _median(self, column: list[float]) -> float:
+        if self.commit_every == 1:
+            return statistics.median(column)
+        usual = statistics.median(column[: -self.ends])
+        return usual + (statistics.median(column[-self.ends :]) - usual) / self.commit_every
 
 
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:

@@ -1,12 +1,27 @@
 """Show where the time of a step goes, from a run's trace.json (`run.trace=N`).
 
-Two tables, medians over the traced steps. What the main thread does, each part without the parts
-inside it, in the forward half of a step and in the half that begins with the turn. And what the
-disk does meanwhile: the share of the time in which requests are under way, how many at once, and
-their bytes. A flush is a part of its write; checksums are the processor's.
+Two tables, medians over the traced steps but for the first. What the main thread does, each part
+without the parts inside it, in a step's forward half and in the half that turns round and goes
+backward; with clipping the updates of the step before are in the forward half. And what the disk
+does meanwhile: the share of the time in which requests are under way, how many at once, and their
+bytes. A flush is a part of its write; checksums are the processor's.
 
     python -m swaptrain --config big.yaml run.trace=5
     python scripts/step_times.py runs/big
+
+The parts, in the order of an instruction:
+  bring, take a slab                   gets what it needs into memory; take a slab: memory for it
+  move, zero, give back pages          memory that goes from one slab to another
+  wait for a read, a write, room,      the disk is waited for: what was to be read is not there yet,
+    a place, a view, values            or memory is not free before something is written
+  read ahead, write behind             chooses what to read next and what to spill, and asks for it
+  forward, turn, backward, update,     computes; the turn is the last segment's forward and backward
+    settle, load, evaluate             in one; settle takes norms for clipping, load brings a batch
+  begin to write                       hands a segment's new state to the thread that commits
+  wait for a commit, for a slot        until the segment before is durable (store.repeats)
+  look at memory                       compares the resident set with memory.host
+  plan memory                          decides what memory holds when in the step
+  the loop itself                      all else
 """
 
 from __future__ import annotations
@@ -45,9 +60,14 @@ class Event:
 def events(path: Path) -> list[Event]:
     """Read a trace; raises SystemExit where there is none."""
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{path} cannot be read ({error}): train with run.trace=5") from error
+        return _events(json.loads(path.read_text()))
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}; train with run.trace=5") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{path} is no trace that swaptrain wrote ({error})") from error
+
+
+def _events(found: list[dict[str, Any]]) -> list[Event]:
     names = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name"}
     return [
         Event(
@@ -63,16 +83,11 @@ def events(path: Path) -> list[Event]:
 
 
 def halves(step: Event, main: Sequence[Event]) -> dict[str, tuple[float, float]]:
-    """Return when the halves of a step begin and end."""
-    turn = min(
-        (
-            e.begin
-            for e in main
-            if e.name in ("turn", "backward") and step.begin < e.begin < step.end
-        ),
-        default=step.end,
-    )
-    return {"forward": (step.begin, turn), "backward": (turn, step.end)}
+    """Return when the halves of a step begin and end: the second one where the turn is brought."""
+    inside = [e for e in main if step.begin < e.begin < step.end]
+    turn = min((e.begin for e in inside if e.name in ("turn", "backward")), default=step.end)
+    brought = max((e.begin for e in inside if e.name == "bring" and e.begin < turn), default=turn)
+    return {"forward": (step.begin, brought), "backward": (brought, step.end)}
 
 
 def own_times(main: Sequence[Event], begin: float, end: float) -> dict[str, float]:
@@ -80,7 +95,7 @@ def own_times(main: Sequence[Event], begin: float, end: float) -> dict[str, floa
     found: dict[str, float] = defaultdict(float)
     open_: list[Event] = []
     for event in sorted(main, key=lambda e: (e.begin, -e.end)):
-        if not begin <= event.begin < end:
+        if not begin <= event.begin < end or event.name.startswith("step "):
             continue
         while open_ and open_[-1].end <= event.begin:
             open_.pop()
@@ -117,10 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     path = options.run / "trace.json" if options.run.is_dir() else options.run
     found = events(path)
-    steps = sorted((e for e in found if e.thread == "steps"), key=lambda e: e.begin)[options.skip :]
-    if not steps:
-        raise SystemExit(f"{path} has no more than {options.skip} whole steps: raise run.trace")
     main_thread = [e for e in found if e.thread == _MAIN]
+    whole = sorted((e for e in main_thread if e.name.startswith("step ")), key=lambda e: e.begin)
+    steps = whole[options.skip :]
+    if not steps:
+        raise SystemExit(
+            f"{path} has {len(whole)} whole steps, and --skip leaves out {options.skip}: raise "
+            "run.trace, or lower --skip"
+        )
     requests = {kind: [e for e in found if e.name in kind.split(" or ")] for kind in _REQUESTS}
     lengths: dict[str, list[float]] = defaultdict(list)
     parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -142,15 +161,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return statistics.median([*times, *[0.0] * (len(steps) - len(times))]) / _US_PER_MS
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    shown = ", ".join(f"{half} {milliseconds(lengths[half]):.0f} ms" for half in _HALVES)
-    console.print(f"medians of {len(steps)}: {shown}", highlight=False)
-    table = Table("main thread, ms", box=None)
-    for half in _HALVES:
-        table.add_column(half, justify="right")
+    names = ", ".join(step.name.removeprefix("step ") for step in steps)
+    console.print(f"medians of steps {names}", highlight=False)
+    table = Table("main thread, ms", box=None, show_footer=True)
+    totals = [milliseconds(lengths[half]) for half in _HALVES]
+    for half, total in zip(_HALVES, totals, strict=True):
+        table.add_column(half, justify="right", footer=f"{total:.1f}")
+    table.add_column("of the step", justify="right")
     taken = {name: [milliseconds(row[half]) for half in _HALVES] for name, row in parts.items()}
     for name, cells in sorted(taken.items(), key=lambda item: -sum(item[1])):
         if max(cells) >= _LEAST_MS:
-            table.add_row(name, *(f"{cell:.1f}" for cell in cells))
+            share = sum(cells) / sum(totals)
+            table.add_row(name, *(f"{cell:.1f}" for cell in cells), f"{share:.1%}")
     console.print(table)
     table = Table("disk", "half", box=None)
     for column in ("under way", "at once", "MiB"):

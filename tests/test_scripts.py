@@ -202,16 +202,17 @@ def test_the_times_of_a_step_add_up(
     """What is inside another part counts once; what nothing names is the loop's own."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     times = importlib.import_module("step_times")
-    names = {0: "steps", 1: "MainThread", 2: "swaptrain-io_0", 3: "swaptrain-io_1"}
+    names = {1: "MainThread", 2: "swaptrain-io_0", 3: "swaptrain-io_1"}
     trace: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}
         for thread, name in names.items()
     ]
     for name, thread, begin, took, moved in [
-        ("step 1", 0, 0, 100, 0),
+        ("step 1", 1, 0, 100, 0),
         ("forward", 1, 10, 30, 0),
         ("wait for a read", 1, 20, 10, 0),
-        ("turn", 1, 50, 50, 0),
+        ("bring", 1, 50, 5, 0),
+        ("turn", 1, 60, 40, 0),
         ("read", 2, 10, 20, 2**20),
         ("read", 3, 20, 20, 2**20),
         ("write", 2, 60, 10, 2**20),
@@ -222,7 +223,7 @@ def test_the_times_of_a_step_add_up(
     path.write_text(json.dumps(trace))
     found = times.events(path)
     main = [event for event in found if event.thread == "MainThread"]
-    step = next(event for event in found if event.thread == "steps")
+    step = next(event for event in main if event.name == "step 1")
     assert times.halves(step, main) == {"forward": (0, 50), "backward": (50, 100)}
     own = {"forward": 20, "wait for a read": 10, "the loop itself": 20}
     assert times.own_times(main, 0, 50) == own
@@ -230,8 +231,11 @@ def test_the_times_of_a_step_add_up(
     assert times.under_way(reads, 0, 50) == (0.6, pytest.approx(4 / 3))
     times.main([str(tmp_path), "--skip", "0"])
     shown = capsys.readouterr().out
-    assert "medians of 1: forward 0 ms, backward 0 ms" in shown
+    assert "medians of steps 1" in shown
     with pytest.raises(SystemExit, match=r"raise run\.trace"):
         times.main([str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"train with run\.trace"):
+    with pytest.raises(SystemExit, match=r"No such file or directory; train with run\.trace"):
         times.main([str(tmp_path / "missing.json")])
+    path.write_text('[1, {"a": 2}]')
+    with pytest.raises(SystemExit, match="no trace that swaptrain wrote"):
+        times.main([str(path)])

@@ -63,4 +63,4 @@ class Watch:
         """Show the line of a finished step."""
         self._progress.step_done(metrics)
         if self._trace is not None:
-            self._trace.step_done(metrics)
+            self._trace.step_done()

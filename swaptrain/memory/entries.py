@@ -188,10 +188,11 @@ class Entries(dict[ObjectKey, Entry]):
 
     def _wait_for_views(self, size_bytes: int) -> None:
         """Give threads whose reads and writes are done the moment to let go of their slabs."""
-        for _ in range(_MOMENTS):
-            if self._pool.join(size_bytes, self._pool.budget_bytes):
-                return
-            time.sleep(_MOMENT_S)
+        with self._counters.waiting("wait for a view"):
+            for _ in range(_MOMENTS):
+                if self._pool.join(size_bytes, self._pool.budget_bytes):
+                    return
+                time.sleep(_MOMENT_S)
 
 
 def _finish(entry: Entry) -> None:
