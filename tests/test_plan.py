@@ -190,6 +190,21 @@ def test_counts_that_no_memory_holds_are_refused(
         plan(config)
 
 
+@pytest.mark.parametrize(("recompute", "said"), [(None, True), (True, False)])
+def test_a_plan_without_the_machines_speed_says_what_it_leaves_out(
+    recompute: bool | None,
+    said: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What segments save, which is chosen by price, is not in its bytes."""
+    monkeypatch.setattr(plan_module, "known_machine", lambda *_: None)
+    config = job(tmp_path, "gpt", train={"steps": 1, "recompute": recompute})
+    show(plan(config), config)
+    assert ("segments that save" in capsys.readouterr().out) == said
+
+
 def test_it_says_what_a_kill_that_repeats_more_would_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

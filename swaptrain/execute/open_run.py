@@ -30,7 +30,7 @@ from swaptrain.execute.price import price
 from swaptrain.execute.ram import useful_bytes
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.stopping import StopRequest
-from swaptrain.execute.tier_cost import with_tier_cost
+from swaptrain.execute.tier_cost import with_load_cost, with_tier_cost
 from swaptrain.execute.training import Change, Evaluation, Training
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.values import KeptValues
@@ -122,8 +122,11 @@ class OpenRun:
             change = Change(before, update_rule(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
         if machine is not None:
+            plan = with_tier_cost(with_load_cost(plan, data), config, self._prepared.device)
+        plan = self._choose_saves(plan, machine, spare)
+        if machine is not None:  # what is saved takes slabs as well
             plan = with_tier_cost(plan, config, self._prepared.device)
-        plan = self._prepared.plan = self._choose_saves(plan, machine, spare)
+        self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(
             config,
@@ -139,13 +142,13 @@ class OpenRun:
 
     def close(self) -> None:
         """End the threads, close the files and give all memory back; whatever was opened."""
-        if self._trace is not None:
-            self._trace.close()
         if self._committer is not None:
             self._committer.close()
         if self._values is not None:
             self._values.close()
         self._io.close()
+        if self._trace is not None:
+            self._trace.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._tier is not None:
@@ -290,6 +293,7 @@ class OpenRun:
         self._progress.start(steps, position.decision.step, segments)
         if config.run.trace:
             trace = self._run_dir / "trace.json"
+            self._progress.note(f"writing what the next steps do when to {trace} (run.trace)")
             self._trace = TraceFile(trace, config.run.trace, self._progress.note)
         watch = Watch(self._stop, self._progress, segments, lambda: self.training.step, self._trace)
         return Training(

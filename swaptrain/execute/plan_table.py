@@ -139,6 +139,12 @@ def _traffic(report: PlanReport) -> Iterator[tuple[str, str]]:
 def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
     if report.machine is None:
         yield "speed", "unknown: the first run on this machine measures its disk and processor"
+        if config.train.recompute is None:
+            yield (
+                "",
+                "it then chooses segments that save instead of recomputing, which move more bytes "
+                "and reserve more disk than is said here",
+            )
         return
     disk = report.machine.disk
     yield (

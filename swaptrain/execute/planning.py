@@ -59,6 +59,8 @@ class Plan:
     """What writing the initial weights holds at most: an array, a value, what makes it."""
     tier_s: float = 0.0
     """Seconds that the tier itself takes for an instruction, where that was measured."""
+    load_s: float = 0.0
+    """Seconds that a micro-batch takes to load, where that was measured."""
 
     @property
     def least_host_bytes(self) -> int:

@@ -82,6 +82,8 @@ def _seconds(plan: Plan) -> Callable[[Instruction], float]:
     measured, model = plan.measured.seconds, plan.captured.model
 
     def seconds(instruction: Instruction) -> float:
+        if instruction.operation is Operation.LOAD:
+            return plan.load_s
         if not instruction.segment or instruction.operation is Operation.KEEP:
             return 0.0
         isomorphism = model.segment(instruction.segment).isomorphism

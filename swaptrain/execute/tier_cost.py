@@ -1,4 +1,4 @@
-"""Measures what the tier itself takes: its bookkeeping, and pages that go from slab to slab."""
+"""Measures what a step takes beside computing and I/O: the tier's bookkeeping, pages, batches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 
 from swaptrain.config import Config
+from swaptrain.data import Batches
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.price import durable_keys
 from swaptrain.execute.ram import useful_bytes
 from swaptrain.execute.rehearsal import Rehearsal
 
-__all__ = ["with_tier_cost"]
+__all__ = ["with_load_cost", "with_tier_cost"]
 
 _MOST_BYTES = 1 << 30
 """Of slabs. With 1.7 GiB the pages that move took 2 % of a step (271 M on two cores)."""
@@ -22,6 +23,17 @@ _MOST_INSTRUCTIONS = 1_000
 _STEPS = 5
 _LONGEST_S = 1.0
 """No step more is begun after so long."""
+
+
+def with_load_cost(plan: Plan, data: Batches) -> Plan:
+    """Return the plan with the seconds that a micro-batch takes to load, the second time.
+
+    Raises RunError, naming the item, where it cannot be loaded.
+    """
+    data.batch(1, 0)
+    begun = time.perf_counter()
+    data.batch(1, 0)
+    return replace(plan, load_s=time.perf_counter() - begun)
 
 
 def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:

@@ -18,7 +18,7 @@ from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.price import price
-from swaptrain.execute.tier_cost import with_tier_cost
+from swaptrain.execute.tier_cost import with_load_cost, with_tier_cost
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import Slab
 from swaptrain.program.cost import Disk, IOWork, durable_objects
@@ -87,6 +87,27 @@ def test_it_is_the_mean_over_a_step_on_what_a_run_holds(
     assert next(ticks) == 2 * 4  # four steps: then a second was over
     assert plan.peaks.instruction_bytes <= max(held) <= plan.pool_bytes
     assert [pool.held_bytes for pool in pools] == [0]
+
+
+def test_a_forecast_contains_what_batches_take(
+    made: tuple[Config, Plan], ticks: Iterator[int]
+) -> None:
+    """Once for each micro-batch, as the second one took."""
+    config, plan = made
+    loaded = []
+
+    class Data:
+        def batch(self, step: int, m: int) -> None:
+            loaded.append((step, m, next(ticks)))
+
+    data: Any = Data()
+    found = with_load_cost(plan, data)
+    assert loaded == [(1, 0, 0), (1, 0, 2)], "the clock was looked at before and behind the second"
+    assert found.load_s == 0.5
+    machine = Machine(FAST, 0.0, IOWork(), {})
+    before, after = price(plan, config, machine).step_s, price(found, config, machine).step_s
+    assert before is not None and after is not None
+    assert after == pytest.approx(before + 0.5 * config.data.micro_batches)
 
 
 def test_a_forecast_contains_it_and_what_requests_cost(made: tuple[Config, Plan]) -> None:
