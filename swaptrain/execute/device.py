@@ -40,6 +40,9 @@ class ComputeDevice(Protocol):
     def begin(self, segment: int) -> None:
         """The following instructions belong to `segment`: copies of others may go."""
 
+    def has(self, segment: int, key: ObjectKey, name: str) -> bool:
+        """Whether an instruction of `segment`, this one or the next, need not bring it."""
+
     def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
         """Begin to bring what an instruction of `segment` reads, after the one that runs."""
 
@@ -78,6 +81,10 @@ class CpuDevice:
 
     def begin(self, segment: int) -> None:
         """Nothing is kept."""
+
+    def has(self, segment: int, key: ObjectKey, name: str) -> bool:
+        """Nothing is brought."""
+        return True
 
     def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
         """Nothing is copied."""

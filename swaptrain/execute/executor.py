@@ -107,7 +107,7 @@ class Executor:
             self._begin(instruction)
             slabs = self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
-            self._operations.expect(islice(program, position + 1, None), self._tier.ready)
+            self._operations.ahead.expect(islice(program, position + 1, None), self._tier.ready)
             stay = _sums_stay(program[position : position + 2])
             self._execute(instruction, slabs, state, sums_stay=stay)
             self._guard.check()

@@ -22,7 +22,7 @@ from swaptrain.program.state import (
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.layout import ArrayLayout, Entry, SegmentLayout, lay_out
 
-__all__ = ["Layouts", "clear_padding", "copy_into", "once", "view", "views"]
+__all__ = ["Layouts", "clear_padding", "copy_into", "object_view", "once", "view", "views"]
 
 _MOST_PARTS = 16
 """Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
@@ -225,6 +225,16 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     with torch.no_grad():
         target, source = once(target, source)
         target.copy_(source)
+
+
+def object_view(layouts: Layouts, key: ObjectKey, slab: Slab) -> Tensor:
+    """Return an object that is one tensor as that, in its slab.
+
+    What autograd saves is bytes, uint8: it knows itself what lies where.
+    """
+    if key.kind is Kind.SAVED:
+        return slab.tensor(torch.uint8, slab.nbytes)
+    return view(layouts.array(key), slab)
 
 
 def once(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

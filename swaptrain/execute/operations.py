@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
+from swaptrain.execute.ahead import Ahead
 from swaptrain.execute.clipping import FiniteNorm
 from swaptrain.execute.device import ComputeDevice
-from swaptrain.execute.device_budget import needed_bytes
-from swaptrain.execute.layouts import Layouts, clear_padding, copy_into, view, views
+from swaptrain.execute.layouts import Layouts, clear_padding, copy_into, object_view, views
 from swaptrain.execute.master import storage_order
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.execute.saving import SavedTensors
@@ -23,9 +22,6 @@ from swaptrain.program.state import array_of, only_updates_read
 __all__ = ["Operations", "Slabs"]
 
 Slabs = Mapping[ObjectKey, Slab]
-
-_AHEAD = {Kind.STATE, Kind.VALUE, Kind.GRADIENT, Kind.SAVED}
-"""What may be copied to the device before the instruction that reads it."""
 
 
 class Operations:
@@ -44,8 +40,7 @@ class Operations:
         self._runner, self.rule, self.device = runner, rule, device
         self._norms: dict[str, FiniteNorm] = {}
         """Of the gradients that the update which is under way has come to."""
-        self._coming: Iterable[Instruction] = ()
-        self._ready: Callable[[ObjectKey], Slab | None] = lambda _: None
+        self.ahead = Ahead(captured, layouts, device)
         runner.move_to(device.device)
 
     def forget(self, instruction: Instruction) -> None:
@@ -64,49 +59,6 @@ class Operations:
         for key in passed.union(instruction.frees):
             self.device.forget(key)
 
-    def expect(
-        self, coming: Iterable[Instruction], ready: Callable[[ObjectKey], Slab | None]
-    ) -> None:
-        """Say what comes behind the next instruction that is executed.
-
-        `ready` gives the slab of an object that is in memory, which nobody writes to meanwhile.
-        """
-        self._coming, self._ready = coming, ready
-
-    def _fetch_ahead(self, instruction: Instruction) -> None:
-        """Let the device bring what the instructions behind this one need, while it computes.
-
-        Its own operands are on their way by now: copies are made in turn. State up to the first
-        instruction of the segment that comes next, and all that the next instruction reads, as far
-        as the device has room; not what changes until then.
-        """
-        coming, self._coming = self._coming, ()
-        room = self.device.ahead_bytes
-        if not room:
-            return
-        room -= needed_bytes(instruction, self._captured, self._layouts)
-        known = set(instruction.touches)
-        for distance, later in enumerate(coming):
-            for key in later.needs:
-                if key in known or key.kind not in _AHEAD or key.name.startswith("before."):
-                    continue
-                if distance and key.kind is not Kind.STATE:
-                    continue
-                known.add(key)
-                slab = self._ready(key)
-                room -= self._layouts.size_bytes(key)
-                if slab is None or room < 0:
-                    return
-                if key.kind is Kind.STATE:
-                    for name, host in self._views(key, {key: slab}).items():
-                        self.device.fetch_ahead(later.segment, key, name, host)
-                else:
-                    host = self._host_view(key, {key: slab})
-                    self.device.fetch_ahead(later.segment, key, "", host)
-            if later.segment != instruction.segment:
-                return
-            known.update(later.changes, later.writes)
-
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""
         for key in instruction.writes:
@@ -117,7 +69,7 @@ class Operations:
         self.device.begin(instruction.segment)
         self._keep_buffers(instruction, slabs)
         operands = self._operands(instruction, slabs)
-        self._fetch_ahead(instruction)
+        self.ahead.fetch(instruction)
         memory = self._saved(instruction.writes, slabs, read=False)
         outputs = self._runner.forward(
             instruction.segment, step, instruction.micro_batch, operands, memory
@@ -174,7 +126,7 @@ class Operations:
         }
         missing = set(sums) if first else set()
         memory = self._saved(instruction.reads, slabs)
-        self._fetch_ahead(instruction)
+        self.ahead.fetch(instruction)
 
         def sink(name: str, gradient: Tensor) -> None:
             if name in partial:
@@ -239,7 +191,7 @@ class Operations:
         hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
         arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
         sums = self._accumulators(instruction, slabs, read=True)
-        self._fetch_ahead(instruction)
+        self.ahead.fetch(instruction)
         pieces = self._pieces(state_keys.values())
         if not instruction.part:
             self._norms = {}
@@ -378,6 +330,4 @@ class Operations:
         return views(self._layouts.array(key), slabs[key])
 
     def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
-        if key.kind is Kind.SAVED:  # as bytes: it knows itself what lies where
-            return slabs[key].tensor(torch.uint8, slabs[key].nbytes)
-        return view(self._layouts.array(key), slabs[key])
+        return object_view(self._layouts, key, slabs[key])

@@ -99,6 +99,12 @@ class StreamDevice:
             self._copies = self._ahead if segment == self._next else {}
             self._ahead, self._next, self._segment = {}, -1, segment
 
+    def has(self, segment: int, key: ObjectKey, name: str) -> bool:
+        """Whether the copy that an instruction of `segment` needs is there, or on its way."""
+        if segment == self._segment:
+            return (key, name) in self._copies
+        return segment == self._next and (key, name) in self._ahead
+
     def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
         """Begin to copy what an instruction of `segment` reads, after the one that runs.
 

@@ -1,0 +1,89 @@
+"""What a device with memory of its own is sent while it computes: what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from swaptrain.capture.capture import Captured
+from swaptrain.execute.device import ComputeDevice
+from swaptrain.execute.device_budget import needed_bytes
+from swaptrain.execute.layouts import Layouts, object_view, views
+from swaptrain.memory.slab import Slab
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey
+
+__all__ = ["Ahead"]
+
+_KINDS = {Kind.STATE, Kind.VALUE, Kind.GRADIENT, Kind.SAVED}
+"""What may be copied to the device before the instruction that reads it."""
+
+
+class Ahead:
+    """Copies to the device what later instructions read, behind the operands of the one that runs.
+
+    An instruction ends when all copies are made. So state that is needed several instructions later
+    is spread over these: all of it at once would take longer than one micro-batch computes.
+    """
+
+    def __init__(self, captured: Captured, layouts: Layouts, device: ComputeDevice) -> None:
+        self._captured, self._layouts, self._device = captured, layouts, device
+        self._coming: Iterable[Instruction] = ()
+        self._ready: Callable[[ObjectKey], Slab | None] = lambda _: None
+
+    def expect(
+        self, coming: Iterable[Instruction], ready: Callable[[ObjectKey], Slab | None]
+    ) -> None:
+        """Say what comes behind the next instruction that is executed.
+
+        `ready` gives the slab of an object that is in memory, which nobody writes to meanwhile.
+        """
+        self._coming, self._ready = coming, ready
+
+    def fetch(self, instruction: Instruction) -> None:
+        """Begin to copy what comes behind an instruction whose own operands are on their way.
+
+        State up to the first instruction of the segment that comes next, and all that the next
+        instruction reads, as far as the device has room; not what changes until then.
+        """
+        coming, self._coming = self._coming, ()
+        room = self._device.ahead_bytes
+        if not room:
+            return
+        room -= needed_bytes(instruction, self._captured, self._layouts)
+        known = set(instruction.touches)
+        for distance, later in enumerate(coming):
+            slabs: dict[ObjectKey, Slab] = {}
+            for key in later.needs:
+                if key in known or key.kind not in _KINDS or key.name.startswith("before."):
+                    continue
+                if distance and key.kind is not Kind.STATE:
+                    continue
+                known.add(key)
+                slab = self._ready(key)
+                room -= self._layouts.size_bytes(key)
+                if slab is None or room < 0:
+                    self._copy(later.segment, slabs, distance + 1)
+                    return
+                slabs[key] = slab
+            self._copy(later.segment, slabs, distance + 1)
+            if later.segment != instruction.segment:
+                return
+            known.update(later.changes, later.writes)
+
+    def _copy(self, segment: int, slabs: dict[ObjectKey, Slab], instructions: int) -> None:
+        """Begin to copy the part of these objects that falls to one of so many instructions."""
+        missing = [
+            (key, name, host)
+            for key, slab in slabs.items()
+            for name, host in (
+                views(self._layouts.array(key), slab)
+                if key.kind is Kind.STATE
+                else {"": object_view(self._layouts, key, slab)}
+            ).items()
+            if not self._device.has(segment, key, name)
+        ]
+        share = sum(host.nbytes for *_, host in missing) / instructions
+        for key, name, host in missing:
+            if share <= 0:
+                return
+            self._device.fetch_ahead(segment, key, name, host)
+            share -= host.nbytes
