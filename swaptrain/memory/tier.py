@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from itertools import chain
 from typing import Any
 
 from swaptrain.memory.entries import Entries, Entry, TierCounters
@@ -163,10 +164,11 @@ class Tier:
         in_flight_bytes = sum(e.slab.nbytes for e in self._entries.values() if e.is_read)
         budget, plan, size_bytes = self._pool.budget_bytes, self._plan, self._home.size_bytes
         # What is fetched ahead must fit beside what the plan holds at every position before it.
-        ahead, room, spare = 0, budget, self._entries.spare()
-        for later in range(position + 1, len(plan.touches)):
-            room = min(room, budget - plan.used_bytes[later - 1] + ahead)
-            reads = plan.reads[later]
+        # Up to the first that misses something, only those count that the plan reads for.
+        ahead, room, before, spare = 0, budget, position, self._entries.spare()
+        for later in chain(plan.reading(position + 1, first), range(first, len(plan.touches))):
+            room = min(room, budget - max(plan.used_bytes[before:later]) + ahead)
+            before, reads = later, plan.reads[later]
             ahead += sum(size_bytes(key) for key in reads if key in self._entries)
             for key in self._missing(later) if later >= first else ():
                 size = size_bytes(key)

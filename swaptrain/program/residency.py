@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,6 +99,7 @@ class Residency:
         """By position: the bytes that the plan has a use for while the instruction runs."""
         self.reads = reads
         """By position: what the plan has read for it."""
+        self._reading = [position for position, keys in enumerate(reads) if keys]
         self._evictions = evictions or {}
         self.held_after = held_after or {}
         """What is held behind the program, and whether it is dirty then."""
@@ -112,6 +113,11 @@ class Residency:
     def touches(self) -> Sequence[tuple[ObjectKey, ...]]:
         """By position: what is in memory while the instruction runs, each once."""
         return self.next_use.touches
+
+    def reading(self, begin: int, end: int) -> Sequence[int]:
+        """Return the positions from `begin` up to `end` that the plan has something read for."""
+        first, last = bisect_left(self._reading, begin), bisect_left(self._reading, end)
+        return self._reading[first:last]
 
     def spares(self, key: ObjectKey, position: int) -> bool:
         """Whether the plan can spare `key`: it does not keep it until its next use.

@@ -170,3 +170,33 @@ def test_no_read_is_repeated_and_nothing_is_for_free(
     # The processor never does more than one thing at a time.
     left = sum(request.work_s for request in rehearsal._disk._served)
     assert 4 * compute_s + sum(works) <= sum(step.seconds for step in done) + left + 1e-3
+
+
+@given(
+    segments=st.integers(3, 8),
+    micro_batches=st.integers(1, 5),
+    room=st.floats(1.1, 5),
+    value_bytes=st.sampled_from([8192, 1 << 17, 1 << 19]),
+    speed=st.sampled_from([1e7, 1e8, 1e9]),
+)
+@settings(max_examples=40, deadline=None)
+def test_up_to_what_is_missing_only_positions_that_the_plan_reads_for_decide(
+    segments: int, micro_batches: int, room: float, value_bytes: int, speed: float
+) -> None:
+    """What is read ahead is the same where every position is looked at."""
+    program = chain(segments, micro_batches).step()
+    size = partial(size_of, chain_size(PARAMETERS, value_bytes))
+    most = max(sum(size(key) for key in set(i.touches)) for i in program)
+    found = []
+    for every in (False, True):
+        rehearsal = Rehearsal(
+            size,
+            Room(int(most * room)),
+            seconds=lambda i: 0.01 if i.segment else 0.0,
+            disk=Disk(speed, speed, speed),
+        )
+        if every:
+            rehearsal._tier._first_missing = lambda at: at + 1  # type: ignore[method-assign]
+        done = [rehearsal.run(program, program, durable_objects(program)) for _ in range(2)]
+        found.append((done, rehearsal._tier.resident()))
+    assert found[0] == found[1]
