@@ -12,7 +12,7 @@ from typing import Any
 from swaptrain.memory.home import Home, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import ObjectKey
-from swaptrain.program.residency import NextUse, choose_victim
+from swaptrain.program.residency import choose_victim
 from swaptrain.spans import span
 
 __all__ = ["Entries", "Entry", "TierCounters"]
@@ -61,11 +61,6 @@ class Entry:
     dead: bool = False
     """Freed by the program while busy: goes when the futures are done."""
 
-    @property
-    def is_read(self) -> bool:
-        """Whether it is being read."""
-        return bool(self.busy) and not self.saving
-
 
 class Entries(dict[ObjectKey, Entry]):
     """The objects in memory. Nothing goes that is pinned, being read or written, or dirty."""
@@ -74,8 +69,6 @@ class Entries(dict[ObjectKey, Entry]):
         super().__init__()
         self._pool, self._home, self._wait = pool, home, wait
         self._counters = counters
-        self.next_use = NextUse(())
-        """Of all objects, by the program that runs."""
         self.whole_to = 0
         """Before this position nothing has to be read that is not here or on its way."""
 
@@ -96,7 +89,8 @@ class Entries(dict[ObjectKey, Entry]):
 
     def reap(self) -> None:
         """Take note of finished I/O; drop what died meanwhile; raise the first error."""
-        for key, entry in list(self.items()):
+        under_way = [(key, entry) for key, entry in self.items() if entry.busy or entry.dead]
+        for key, entry in under_way:
             if entry.busy and all(future.done() for future in entry.busy):
                 _finish(entry)
             if entry.dead and not entry.busy:
@@ -175,7 +169,7 @@ class Entries(dict[ObjectKey, Entry]):
         """
         movable = {k: e for k, e in self.items() if e.pins == 0 and not e.busy}
         victim = choose_victim(
-            ((key, entry.dirty) for key, entry in movable.items()), self.next_use, position
+            ((key, entry.next_use, entry.dirty) for key, entry in movable.items()), position
         )
         if victim is None:
             return self._wait_for_any()

@@ -66,7 +66,6 @@ class Tier:
             held=self._plan.held_after,
             repeats=repeats,
         )
-        self._entries.next_use = self._plan.next_use
         self._entries.whole_to = 0
         for key, entry in self._entries.items():
             first = self._plan.next_use.after(key, -1)
@@ -161,7 +160,8 @@ class Tier:
         first = self._first_missing(position)
         if first == len(self._plan.touches):
             return
-        in_flight_bytes = sum(e.slab.nbytes for e in self._entries.values() if e.is_read)
+        reading = (e for e in self._entries.values() if e.busy and not e.saving)
+        in_flight_bytes = sum(entry.slab.nbytes for entry in reading)
         budget, plan, size_bytes = self._pool.budget_bytes, self._plan, self._home.size_bytes
         # What is fetched ahead must fit beside what the plan holds at every position before it.
         # Up to the first that misses something, only those count that the plan reads for.

@@ -52,16 +52,16 @@ def victim_score(distance: int, *, dirty: bool) -> float:
 
 
 def choose_victim(
-    candidates: Iterable[tuple[ObjectKey, bool]], next_use: NextUse, position: int
+    candidates: Iterable[tuple[ObjectKey, int, bool]], position: int
 ) -> ObjectKey | None:
-    """Return the (key, dirty) candidate that is best evicted at `position`, None if there is none.
+    """Return which of (key, next use, dirty) is best evicted at `position`, None if there is none.
 
     Ties go to the first candidate.
     """
     best: ObjectKey | None = None
     best_score = -1.0
-    for key, dirty in candidates:
-        score = victim_score(next_use.after(key, position) - position, dirty=dirty)
+    for key, next_use, dirty in candidates:
+        score = victim_score(next_use - position, dirty=dirty)
         if score > best_score:
             best, best_score = key, score
     return best
@@ -136,6 +136,7 @@ class Residency:
 @dataclass
 class _Held:
     size_bytes: int
+    next_use: int
     dirty: bool
 
 
@@ -152,7 +153,10 @@ class _Cache:
     ) -> None:
         self._settles = settles
         self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
-        self._held = {key: _Held(size_bytes(key), dirty) for key, dirty in held.items()}
+        self._held = {
+            key: _Held(size_bytes(key), next_use.after(key, -1), dirty)
+            for key, dirty in held.items()
+        }
         self._used = sum(entry.size_bytes for entry in self._held.values())
         self.read_bytes = self.write_bytes = self.commit_bytes = 0
         self.used_bytes: list[int] = []
@@ -173,12 +177,14 @@ class _Cache:
         pinned = self._committing.union(instruction.touches)
         reads: set[ObjectKey] = set()
         for key in dict.fromkeys(instruction.touches):
+            next_use = self._next_use.after(key, position)
             if key in held:
+                held[key].next_use = next_use
                 continue
             size = self._size_bytes(key)
             self._make_room(size, position, pinned)
             fresh = key in instruction.writes
-            held[key] = _Held(size, dirty=fresh)
+            held[key] = _Held(size, next_use, dirty=fresh)
             self._used += size
             if not fresh:
                 self.read_bytes += size
@@ -216,8 +222,7 @@ class _Cache:
     def _make_room(self, size_bytes: int, position: int, pinned: Container[ObjectKey]) -> None:
         while self._used + size_bytes > self._cache_bytes:
             victim = choose_victim(
-                ((k, h.dirty) for k, h in self._held.items() if k not in pinned),
-                self._next_use,
+                ((k, h.next_use, h.dirty) for k, h in self._held.items() if k not in pinned),
                 position,
             )
             if victim is None:

@@ -47,21 +47,18 @@ def least_traffic_bytes(parameters: int, boundary_bytes: int, cache_bytes: int) 
 
 def test_the_furthest_next_use_is_evicted() -> None:
     """Belady's choice among clean objects; what is never used again goes first."""
-    program = [reads("now"), reads("near"), reads("far")]
-    candidates = [(key("near"), False), (key("far"), False)]
-    assert choose_victim(candidates, NextUse(program), 0) == key("far")
-    candidates.append((key("never"), False))
-    assert choose_victim(candidates, NextUse(program), 0) == key("never")
-    assert choose_victim([], NextUse(program), 0) is None
+    uses = NextUse([reads("now"), reads("near"), reads("far")])
+    candidates = [(key(name), uses.after(key(name), 0), False) for name in ("near", "far")]
+    assert choose_victim(candidates, 0) == key("far")
+    candidates.append((key("never"), uses.after(key("never"), 0), False))
+    assert choose_victim(candidates, 0) == key("never")
+    assert choose_victim([], 0) is None
 
 
 def test_a_dirty_object_has_to_be_twice_as_far() -> None:
     """Evicting it costs a write and a read, a clean one a read alone."""
-    program = [reads("now"), reads(), reads("clean"), reads(), reads("dirty")]
-    candidates = [(key("clean"), False), (key("dirty"), True)]
-    assert choose_victim(candidates, NextUse(program), 0) == key("clean")
-    further = [*program[:4], reads(), reads("dirty")]
-    assert choose_victim(candidates, NextUse(further), 0) == key("dirty")
+    assert choose_victim([(key("clean"), 2, False), (key("dirty"), 4, True)], 0) == key("clean")
+    assert choose_victim([(key("clean"), 2, False), (key("dirty"), 5, True)], 0) == key("dirty")
     assert victim_score(6, dirty=True) == victim_score(3, dirty=False)
 
 
