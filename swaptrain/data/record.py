@@ -44,6 +44,11 @@ class RunRecord:
         """The recorded files by path: those that look unchanged need not be read again."""
         return {file.path: file for file in self._earlier.files} if self._earlier else {}
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a record that can be read."""
+        return self._earlier is not None
+
     def check(self, data: DataRecord) -> None:
         """Raise ConfigError, naming what changed, if the run began with other data."""
         earlier = self._earlier

@@ -9,24 +9,19 @@ from typing import Any
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
-from swaptrain.execute.processor import NOTE_FILE
+from swaptrain.execute.run_names import FILES, FOLDERS, STARTING_OVER
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
 from swaptrain.store.live import held_segments
-from swaptrain.store.origin import ORIGIN, read_origin
+from swaptrain.store.origin import read_origin
 from swaptrain.store.record import read_record
 from swaptrain.store.root import RootRecord, segments_directory
 from swaptrain.store.slot_bytes import copy_slot
 from swaptrain.store.slot_disks import delete_slots
 from swaptrain.store.slots import TREES, Slots
-from swaptrain.store.snapshots import GOING_BACK
 
-__all__ = ["STARTING_OVER", "begun_otherwise", "finished_step", "finished_text"]
-__all__ += ["separate_all", "start_over"]
-
-STARTING_OVER = "starting-over"
-"""In the run directory while it is emptied: the next start goes on with that."""
+__all__ = ["begun_otherwise", "finished_step", "finished_text", "separate_all", "start_over"]
 
 
 def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
@@ -109,13 +104,13 @@ def start_over(run_dir: Path) -> None:
     """
     write_aside(run_dir / STARTING_OVER, b"")
     delete_slots(run_dir, list((run_dir / "slots").glob("*")))
-    for name in ("spill", "slots", "snapshots", "static", "trees", "store", "scratch"):
+    for name in FOLDERS:
         path = run_dir / name
         if path.is_symlink():
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("metrics.jsonl", "trace.json", "config.yaml", NOTE_FILE, GOING_BACK, ORIGIN):
+    for name in FILES:
         (run_dir / name).unlink(missing_ok=True)
     flush_file_system(run_dir)
     (run_dir / STARTING_OVER).unlink()

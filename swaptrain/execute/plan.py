@@ -12,6 +12,7 @@ from swaptrain.execute.plan_table import show
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.price import price
+from swaptrain.execute.run_names import check_own
 from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.program.cost import (
     StateBytes,
@@ -32,6 +33,7 @@ def plan(config: Config) -> PlanReport:
     except for a disk that is too full, which the report shows.
     """
     run_dir = config.run.dir
+    check_own(run_dir)
     check_contained(run_dir)
     recorded = recorded_config(run_dir)
     root = read_root(run_dir)

@@ -11,12 +11,13 @@ from pathlib import Path
 from swaptrain.config import Config, check_resume
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
 from swaptrain.execute.failures import named_failures
-from swaptrain.execute.finished import STARTING_OVER, finished_step, finished_text
+from swaptrain.execute.finished import finished_step, finished_text
 from swaptrain.execute.go_back import complete_going_back, find_snapshot
 from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.processor import note_changes, this_machine
 from swaptrain.execute.ram import check_memory
+from swaptrain.execute.run_names import STARTING_OVER, check_own
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
 from swaptrain.program.instructions import Instruction
@@ -83,6 +84,7 @@ def _train(
     observe: Callable[[int, Instruction], None],
 ) -> None:
     run_dir = config.run.dir
+    check_own(run_dir)
     check_contained(run_dir)
     cut_short = (run_dir / STARTING_OVER).exists()
     fresh = fresh or cut_short

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,7 +40,7 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
     DamagedStoreError when something is wrong in the end, ConfigError for what is no run, RunError.
     """
     console = console or Console()
-    with RunLock(run_dir) if mend else nullcontext():
+    with _locked(run_dir) if mend else nullcontext():
         result = _verified(run_dir, console)
         while mend and result.findings:
             with DirectIO() as io:
@@ -52,6 +53,16 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
             _say(console, "looking at all of it again")
             result = _verified(run_dir, console)
     _conclude(run_dir, result, mend=mend)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the lock, and leave none where there was none: it would make a run of what is none."""
+    with RunLock(run_dir) as lock:
+        try:
+            yield
+        finally:
+            lock.withdraw()
 
 
 def _verified(run_dir: Path, console: Console) -> Verification:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from swaptrain.errors import RunError
-from swaptrain.store.files import make_directory, run_error
+from swaptrain.store.files import flush_directory, make_directory, run_error
 
 __all__ = ["LockOwner", "RunLock", "is_named", "lock_owner", "open_lock_file", "owner_text"]
 __all__ += ["read_owner", "try_lock"]
@@ -85,6 +85,8 @@ class RunLock:
                 f"{run_dir} is in use by another process ({owner}): wait until it ends, or stop it"
             )
         _open_locks.add(self)
+        if self._path in self._made:
+            self._flush_name()
         self._sign(run_dir, note)
 
     def close(self) -> None:
@@ -105,6 +107,14 @@ class RunLock:
                 break
             else:
                 path.rmdir()
+
+    def _flush_name(self) -> None:
+        """Make the file durable before anything else is there: a directory with it is a run's."""
+        try:
+            flush_directory(self._path.parent)
+        except RunError:
+            self.close()
+            raise
 
     def _sign(self, run_dir: Path, note: Callable[[str], None]) -> None:
         """Write who holds the lock, over who held it and did not say that it let go."""

@@ -59,6 +59,17 @@ def test_what_lies_there_is_taken_over(before: str, tmp_path: Path) -> None:
         assert (tmp_path / "outside").read_text() == "mine"
 
 
+def test_a_new_lock_is_durable_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else of a run a power failure leaves, its directory is told by the lock."""
+    flushed: list[Path] = []
+    monkeypatch.setattr(lock_module, "flush_directory", flushed.append)
+    for _ in range(2):
+        with RunLock(tmp_path):
+            assert flushed == [tmp_path]
+
+
 def test_a_lock_that_another_machine_left_is_taken_over_with_a_note(tmp_path: Path) -> None:
     """Once: afterwards it was released."""
     (tmp_path / "lock").write_text(OTHER)

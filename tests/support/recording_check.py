@@ -12,10 +12,11 @@ from typing import Any
 import xxhash
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.execute.finished import STARTING_OVER, begun_otherwise
+from swaptrain.execute.finished import begun_otherwise
 from swaptrain.execute.go_back import complete_going_back
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.resume import find_position
+from swaptrain.execute.run_names import STARTING_OVER, check_own
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.lock import RunLock
 from swaptrain.store.record import decode_record, read_record
@@ -153,6 +154,7 @@ def look(job: Job, known: Known) -> Found:
     found = Found()
     try:
         _look_at_data(job, known, found)
+        check_own(job.run_dir)
         # A directory that is being emptied is emptied to the end, whatever it shows.
         if job.run_dir.is_dir() and not (job.run_dir / STARTING_OVER).exists():
             with RunLock(job.run_dir):
