@@ -374,6 +374,41 @@ def test_a_model_that_depends_on_values_is_refused(
     assert "gate" in message and "item" in message
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("F.mse_loss(self.layer(x), x)", "module layer (Linear)"),
+        ("(x @ torch.ones(3, 3)).mean()", "module the model itself (Net)"),
+        ("x.mean() if x.sum() > 0 else x.sum()", "module the model itself (Net)"),
+        ("F.cross_entropy(x, x.long()[:, :3])", "module the model itself (Net)"),
+    ],
+    ids=["in a layer of torch", "in an operation", "by a value", "in a function of torch"],
+)
+def test_what_cannot_be_captured_is_refused_with_its_line(
+    line: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line is the model's own, not one of torch that it led to; the module is the innermost."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "no_graph", raising=False)
+    (tmp_path / "no_graph.py").write_text(
+        "import torch, torch.nn.functional as F\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(12, 16)\n"
+        "    def forward(self, x):\n"
+        f"        return {line}\n"
+    )
+    command, run_dir = job(tmp_path, model={"python": "no_graph:Net"})
+    message = refused(command, run_dir, capsys)
+    assert f"in {said}, {tmp_path / 'no_graph.py'}:7, in forward\n" in message
+
+
 @pytest.mark.parametrize("paths", [False, True])
 def test_a_full_disk_is_refused(
     paths: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import swaptrain
 from swaptrain.capture.eager_branches import (
     eager_branches,
     inlined_checkpoints,
@@ -21,6 +24,8 @@ from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
 
+_NOT_THE_MODELS = (*(f"{Path(file).parent}/" for file in (torch.__file__, swaptrain.__file__)), "<")
+"""How the names of files begin that are no part of a model."""
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
@@ -172,9 +177,12 @@ def _explain(error: Exception, module: nn.Module) -> str:
     """Turn an export failure into: which module, which operation, what to do."""
     text = str(error)
     stack = [line.strip() for line in text.splitlines()]
-    where = _innermost_module(error, module)
+    where = _innermost(error, module)
     first = next((line for line in stack if line), type(error).__name__)
-    advice = "make the forward free of data-dependent Python (.item(), if tensor: ...)"
+    advice = (
+        "see that it runs on such a micro-batch in plain PyTorch; if it does, make the forward "
+        "free of data-dependent Python (.item(), if tensor: ...)"
+    )
     if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
         advice = (
             "the forward asks for a tensor's value while it is captured; replace .item(), "
@@ -186,20 +194,15 @@ def _explain(error: Exception, module: nn.Module) -> str:
     )
 
 
-def _innermost_module(error: Exception, module: nn.Module) -> str:
-    """Name the submodule and source line that raised, from the traceback's frames."""
+def _innermost(error: Exception, module: nn.Module) -> str:
+    """Name the submodule that raised, and the line of the model's own code, from the frames."""
     names = {id(submodule): path for path, submodule in module.named_modules()}
-    found = f"module {type(module).__name__}"
-    trace = error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
+    found, line = f"module {type(module).__name__}", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
         if id(owner) in names:
-            assert owner is not None
-            code = trace.tb_frame.f_code
-            path = names[id(owner)] or "the model itself"
-            found = (
-                f"module {path} ({type(owner).__name__}), "
-                f"{code.co_filename}:{trace.tb_lineno}, in {code.co_name}"
-            )
-        trace = trace.tb_next
-    return found
+            found = f"module {names[id(owner)] or 'the model itself'} ({type(owner).__name__})"
+        code = frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_MODELS):
+            line = f", {code.co_filename}:{number}, in {code.co_name}"
+    return found + line
