@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swaptrain
+from swaptrain.capture.arguments import check_arguments
 from swaptrain.capture.eager_branches import (
     eager_branches,
     inlined_checkpoints,
@@ -74,6 +75,7 @@ def export_graph(
     batch are placeholders `batch_<key>` in the order of `batch`, and the output is the loss.
     Raises CaptureError, naming module and operation, where torch.export does not accept the model.
     """
+    check_arguments(module, batch)
     module.train()
     wrapper = _Loss(module)
     try:

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["DataDependent", "TwoShapes", "data_dependent", "linear", "no_loss", "two_shapes"]
+__all__ = ["DataDependent", "TwoShapes", "any_keyword", "data_dependent", "labelled", "linear"]
+__all__ += ["next_token", "no_loss", "paired", "two_shapes"]
 
 
 class Gate(nn.Module):
@@ -48,6 +49,39 @@ class NoLoss(Linear):
         return self.layer(x)
 
 
+class NextToken(Linear):
+    """Takes no labels."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids)
+
+
+class Paired(Linear):
+    """Takes an argument more than there are, and one that it does not need."""
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, weights: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        return super().forward(input_ids) * scale + (labels * weights).sum()
+
+
+class AnyKeyword(Linear):
+    """Says nothing of what it takes."""
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return super().forward(inputs["input_ids"]) + inputs["labels"].sum()
+
+
+class Labelled:
+    """Items of two keys."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": torch.ones(16), "labels": torch.ones(16)}
+
+
 class TwoShapes:
     """Item 1 is longer than the others."""
 
@@ -68,6 +102,22 @@ def linear(width: int = 16) -> nn.Module:
 
 def no_loss() -> nn.Module:
     return NoLoss()
+
+
+def next_token() -> nn.Module:
+    return NextToken()
+
+
+def paired() -> nn.Module:
+    return Paired()
+
+
+def any_keyword() -> nn.Module:
+    return AnyKeyword()
+
+
+def labelled() -> Labelled:
+    return Labelled()
 
 
 def two_shapes() -> TwoShapes:
