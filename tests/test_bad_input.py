@@ -344,6 +344,20 @@ def test_an_id_that_the_model_lacks_is_refused(
     assert "400" in message and "257" in message and "ids.bin" in message
 
 
+def test_a_sequence_longer_than_the_positions_is_refused(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the model's own name for them; positions that are computed go as far as one likes."""
+    gpt2 = {"model_type": "gpt2", "vocab_size": 257, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    data = {"text": [str(corpus)], "sequence_length": 48}
+    model = {"hf": {**gpt2, "n_positions": 32}}
+    command, run_dir = job(tmp_path, model=model, data=data)
+    message = refused(command, run_dir, capsys)
+    assert "data.sequence_length is 48, and n_positions of model.hf is 32" in message
+    command, run_dir = job(tmp_path, model={"hf": LLAMA}, data=data)
+    assert LLAMA["max_position_embeddings"] == 32 and main(command) == 0
+
+
 def test_an_item_of_another_shape_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,8 @@ class Factory:
     description: str
     checkpoint: Callable[[], Checkpoint | None] = lambda: None
     """Opens the weights that it begins from; None: those that it makes. Raises ConfigError."""
+    positions: tuple[str, int] | None = None
+    """How many positions the model says that it has, and its name for that."""
 
 
 def python_factory(path: str, kwargs: Mapping[str, Any]) -> Factory:

@@ -79,7 +79,15 @@ def hugging_face_factory(config: Config) -> Factory:
             )
         return found
 
-    return Factory(make, vocabulary, cls.__name__, checkpoint)
+    return Factory(make, vocabulary, cls.__name__, checkpoint, _positions(hf_config))
+
+
+def _positions(hf_config: Any) -> tuple[str, int] | None:
+    """Return the model's own name for max_position_embeddings (n_positions), and its value."""
+    key = "max_position_embeddings"
+    count = getattr(hf_config, key, None)
+    name = (getattr(hf_config, "attribute_map", None) or {}).get(key, key)
+    return (name, count) if isinstance(count, int) else None
 
 
 def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -101,9 +101,10 @@ class Planner:
         batch: Mapping[str, Tensor],
         *,
         choices: Mapping[str, Any] | None = None,
+        positions: tuple[str, int] | None = None,
     ) -> None:
         self._config, self._built, self._rule = config, built, rule
-        self._device, self._batch = device, batch
+        self._device, self._batch, self._positions = device, batch, positions
         self._cutter = Cutter(config, built, rule, choices=choices)
         self._plans: dict[tuple[int, ...], Plan] = {}
         trim()
@@ -182,8 +183,8 @@ class Planner:
             if isinstance(error, torch.AcceleratorError) and "assert" not in str(error):
                 raise
             raise ConfigError(
-                f"the model fails on the first micro-batch of the data: {error}: are its ids, or "
-                "labels, larger than the model knows?"
+                f"the model fails on the first micro-batch of the data: {error}: "
+                + self._what_is_too_large()
             ) from error
         except RuntimeError as error:
             if not torch.are_deterministic_algorithms_enabled() or "determin" not in str(error):
@@ -210,6 +211,17 @@ class Planner:
             pool_bytes=config.memory.host - arena_bytes,
             creation_bytes=0 if self._cutter.is_recorded else self._creation_bytes(layouts),
         )
+
+    def _what_is_too_large(self) -> str:
+        """Ask what an index of the first micro-batch that the model has not may have come from."""
+        data = self._config.data
+        if data.python is None and self._positions and data.sequence_length > self._positions[1]:
+            name, count = self._positions
+            return (
+                f"data.sequence_length is {data.sequence_length}, and {name} of model.hf is "
+                f"{count}: lower the one or raise the other"
+            )
+        return "are its ids, or labels, larger than the model knows?"
 
     def _creation_bytes(self, layouts: Layouts) -> int:
         arrays = [

@@ -60,6 +60,7 @@ class Prepared:
             self.device,
             cast_batch(example, config.model.dtype),
             choices=root.choices if root is not None else None,
+            positions=self.factory.positions,
         )
         self.plan: Plan = self.planner.plan()
         if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
