@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from swaptrain.config_kinds import (
     Count,
@@ -274,16 +274,15 @@ class StoreConfig(Section):
         """Whether a step's activations are kept for a resume inside it."""
         return self.values and self.commit_every == 1
 
-    @model_validator(mode="after")
-    def _check(self) -> StoreConfig:
-        if self.chunk is None:
-            return self
-        if not 8 * KIB <= self.chunk <= GIB or self.chunk % _PAGE_BYTES:
+    @field_validator("chunk")
+    @classmethod
+    def _check_chunk(cls, chunk: int | None) -> int | None:
+        if chunk is not None and (not 8 * KIB <= chunk <= GIB or chunk % _PAGE_BYTES):
             raise ValueError(
-                f"chunk is {exact_size(self.chunk)}; it must be a multiple of 4096 bytes from "
-                "8KiB to 1GiB, such as 64MiB"
+                f"found {exact_size(chunk)}; it must be a multiple of 4096 bytes from 8KiB to "
+                "1GiB, such as 64MiB"
             )
-        return self
+        return chunk
 
 
 class RunConfig(Section):

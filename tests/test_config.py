@@ -160,7 +160,7 @@ memory:
         ("optimizer.schedule.min_lr_ratio=2", "must lie between 0 and 1"),
         ("memory.host=0GiB", "must be greater than 0"),
         ("memory.host=4G", "say 4GiB"),
-        ("store.chunk=1000KB", "must be a multiple of 4096"),
+        ("store.chunk=1000KB", "command line: store.chunk: found 1000000B; it must be a multiple"),
         ("store.chunk=4KiB", "from 8KiB to 1GiB"),
         ("store.chunk=2GiB", "from 8KiB to 1GiB"),
         ("store.commit_every=0", "must be 1 or more"),
