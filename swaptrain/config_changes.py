@@ -99,7 +99,8 @@ def check_resume(old: Config, new: Config, *, accept_change: bool) -> Config:
     if found.acceptable and not accept_change:
         lines = "\n".join(f"  {change}" for change in found.acceptable)
         raise ConfigError(
-            f"the run in {new.run.dir} was created with other values of:\n{lines}\n"
+            f"the run in {new.run.dir} trains with other values than the config has (the run's -> "
+            f"the config's):\n{lines}\n"
             "set them back, or give --accept-change to go on with the new ones"
         )
     return with_recorded(old, new)
