@@ -91,10 +91,18 @@ class Progress:
                 self._print(self._last_line)
 
     def start(self, total_steps: int, first_step: int, segments: int) -> None:
-        """Say what is about to run: steps first_step to total_steps over so many segments."""
+        """Say what is about to run: steps first_step to total_steps over so many segments.
+
+        None may be left of them, where a longer run is given less: what it began is completed.
+        """
         self._total_steps = total_steps
         self._step_began_s = self._printed_s = self._clock()
-        if first_step > 1:
+        if first_step > total_steps:
+            self.note(
+                f"train.steps is {total_steps}, and {first_step - 1} steps are done: the one that "
+                "was begun, if any, is completed"
+            )
+        elif first_step > 1:
             self.note(f"going on with step {first_step} of {total_steps}, {segments} segments")
         else:
             self.note(f"training {total_steps} steps, {segments} segments")

@@ -112,6 +112,14 @@ def test_plain_output_has_one_line_a_step() -> None:
     assert len(lines[1]) > 100
 
 
+def test_a_run_that_is_past_its_last_step_does_not_go_on_with_another() -> None:
+    """Step 68 of 1 is no step."""
+    out = console(terminal=False)
+    with Progress(console=out) as progress:
+        progress.start(1, 68, 26)
+    assert shown(out).startswith("train.steps is 1, and 67 steps are done: ")
+
+
 def test_plain_output_of_a_long_step_ticks_every_30_seconds() -> None:
     """A step of 100 s with an instruction every 4 s gives 3 lines that say where it is."""
     out, clock = console(terminal=False), Clock()
