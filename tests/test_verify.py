@@ -28,6 +28,7 @@ from swaptrain.store.slots import Slots
 from swaptrain.store.verify import Verifier
 from tests.support.killing import final_state
 from tests.support.runs import config_of, trained
+from tests.support.stores import small_run
 
 TREE: dict[str, Any] = {
     "model": {"python": "tests.support.models:part_frozen"},
@@ -76,6 +77,15 @@ def test_a_run_that_is_well(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     assert "snapshot of step 2: whole" in text
     assert "snapshot of step 4: whole" in text
     assert "nothing is wrong" in text
+
+
+def test_a_run_that_stopped_inside_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line says where, as a sentence."""
+    run_dir = small_run(tmp_path, "inside a step").copy()
+    assert main(["verify", str(run_dir)]) == 0
+    assert f"{run_dir} is inside step 1, behind segment" in capsys.readouterr().out
 
 
 def test_everything_that_is_wrong_is_listed(

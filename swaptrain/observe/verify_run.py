@@ -73,7 +73,7 @@ def _verified(run_dir: Path, console: Console) -> Verification:
     rate = result.nbytes / max(result.seconds, 1e-9) / 1e9
     _say(
         console,
-        f"{run_dir} is at {result.position}: {result.segments} segments, {result.arrays} arrays, "
+        f"{run_dir} is {result.position}: {result.segments} segments, {result.arrays} arrays, "
         f"{result.chunks} chunks, {format_size(result.nbytes)} read in "
         f"{format_duration(result.seconds)} ({rate:.2f} GB/s)",
     )

@@ -46,7 +46,7 @@ class Verification:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What was not checked, and why."""
-    position: str = "a step that cannot be told"
+    position: str = "at a step that cannot be told"
     segments: int = 0
     arrays: int = 0
     chunks: int = 0

@@ -31,15 +31,15 @@ class StorePosition:
     stamp: object
 
     def text(self) -> str:
-        """Return the step of the store in words."""
+        """Return where the store is, in words that follow "is"."""
         if self.decision is None:
-            return "no step: its records do not fit together"
+            return "at no step: its records do not fit together"
         done = self.decision.done
         if self.decision.action is Action.CONTINUE:
             return f"inside step {self.decision.step}, behind segment {self.decision.segment + 1}"
         if self.decision.pending:
-            return f"step {done}, its update pending in {len(self.decision.pending)} segments"
-        return f"step {done}"
+            return f"at step {done}, its update pending in {len(self.decision.pending)} segments"
+        return f"at step {done}"
 
 
 def store_position(

@@ -67,7 +67,7 @@ class Verifier:
             if (self._run_dir / GOING_BACK).exists():
                 # Its live names are those of two steps until the next start has done the rest.
                 result.notes.append("the live state: the run is going back to a snapshot")
-                result.position, live = "the way back to a snapshot", []
+                result.position, live = "on the way back to a snapshot", []
             self._total = sum(unit.nbytes for unit in (*live, *frozen))
             self._check([*live, *frozen])
             self._check_static()
