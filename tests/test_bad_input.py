@@ -87,6 +87,10 @@ CONFIGS: dict[str, tuple[list[str], list[str]]] = {
     "device budget on the CPU": (["memory.device=1GiB"], ["memory.device"]),
     "run in RAM": (["run.dir=/dev/shm/swaptrain-test-run"], ["run.dir", "tmpfs"]),
     "slots in RAM": (["store.paths=[/dev/shm/swaptrain-test-run]"], ["store.paths", "tmpfs"]),
+    "slots on no disk": (
+        ["store.paths=[/nowhere/a]"],
+        ["store.paths: /nowhere/a", "mount its disk"],
+    ),
     "no such module": (["model.python=tests.support.absent:f"], ["model.python", "absent"]),
     "no such function": (["model.python=tests.support.refused:f"], ["model.python", "'f'"]),
     "factory refuses": (["model.kwargs={depth: 3}"], ["model.python", "depth"]),

@@ -41,6 +41,7 @@ class Prepared:
         refuse_tmpfs(config.run.dir)
         for path in config.store.paths or ():
             refuse_tmpfs(path)
+            _check_parent(path)
         self.threads = _set_threads(config, root, note)
         self.device = open_device(config.device, config.memory.device)
         choose_kernels(self.device.device, deterministic=config.train.deterministic)
@@ -69,6 +70,16 @@ class Prepared:
                 "model or the version of torch or transformers has changed since. Restore it, or "
                 "start over with --fresh"
             )
+
+
+def _check_parent(path: Path) -> None:
+    """Refuse one of `store.paths` in a directory that is not there: its disk may not be mounted."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise ConfigError(
+            f"store.paths: {path} lies in {parent}, which does not exist: mount its disk, correct "
+            "the name, or make that directory"
+        )
 
 
 def _built(

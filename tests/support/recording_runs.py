@@ -65,6 +65,8 @@ class Job:
         self.disks = [folder / "disk", *(folder / f"disk{n}" for n in (1, 2, 3))]
         self.run_dir = self.disks[0] / "run"
         self.config = _config(folder, tree)
+        for disk in self.disks:
+            disk.mkdir(parents=True, exist_ok=True)
         # Thousands of states are put there and opened: a RAM disk is the right place for them.
         prepare.refuse_tmpfs = lambda _: None
         prepared = Prepared(self.config.resolved(), None, lambda _: None)
