@@ -185,6 +185,24 @@ def test_a_config_in_its_own_run_directory_is_refused(
     assert path.read_text() == before and list(run_dir.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["trace.json", "metrics.jsonl", "config.yaml"])
+def test_a_directory_in_the_place_of_a_file_is_not_started_over(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said before the run is deleted, and the same command works once it has been moved."""
+    command, run_dir = job(tmp_path)
+    assert main(command) == 0
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir()
+    (run_dir / name / "mine").touch()
+    before = sorted(run_dir.rglob("*"))
+    assert main([*command, "--fresh"]) == 2
+    assert f"{run_dir / name} is a directory" in capsys.readouterr().err
+    assert sorted(run_dir.rglob("*")) == before
+    (run_dir / name).rename(tmp_path / "moved")
+    assert main([*command, "--fresh"]) == 0
+
+
 def test_a_directory_with_other_things_takes_a_run(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

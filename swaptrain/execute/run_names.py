@@ -11,7 +11,7 @@ from swaptrain.execute.processor import NOTE_FILE
 from swaptrain.store.origin import ORIGIN
 from swaptrain.store.snapshots import GOING_BACK
 
-__all__ = ["FILES", "FOLDERS", "STARTING_OVER", "check_own"]
+__all__ = ["FILES", "FOLDERS", "STARTING_OVER", "check_files", "check_own"]
 
 FOLDERS = ("spill", "slots", "snapshots", "static", "trees", "store", "scratch")
 """The directories of a run but that of its data."""
@@ -41,6 +41,17 @@ def check_own(run_dir: Path) -> None:
             f"{run_dir / taken[0]}{others}: set run.dir to another directory, such as "
             f"{run_dir / 'run'}, or move what is there"
         )
+
+
+def check_files(run_dir: Path) -> None:
+    """Raise ConfigError where a directory has the name of a file that starting over deletes."""
+    for name in FILES:
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            raise ConfigError(
+                f"{path} is a directory, and a run has a file of that name: move it, so that "
+                f"{run_dir} can be started over"
+            )
 
 
 def _is_run(run_dir: Path) -> bool:

@@ -17,7 +17,7 @@ from swaptrain.execute.open_run import OpenRun
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.processor import note_changes, this_machine
 from swaptrain.execute.ram import check_memory
-from swaptrain.execute.run_names import STARTING_OVER, check_own
+from swaptrain.execute.run_names import STARTING_OVER, check_files, check_own
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
 from swaptrain.program.instructions import Instruction
@@ -88,6 +88,8 @@ def _train(
     check_contained(run_dir)
     cut_short = (run_dir / STARTING_OVER).exists()
     fresh = fresh or cut_short
+    if fresh:
+        check_files(run_dir)
     recorded = None if fresh else recorded_config(run_dir)
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=accept_change)
