@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 __all__ = ["Recorder", "Span", "span", "spanned"]
@@ -76,12 +75,7 @@ class _Running:
     def __enter__(self) -> None:
         self._begin_ns = time.perf_counter_ns()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         end_ns = time.perf_counter_ns()
         thread = threading.current_thread().name
         self._recorder.add(
@@ -97,12 +91,7 @@ class _Nothing:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
 

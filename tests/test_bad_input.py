@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,19 @@ def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("to be or not to be, that is the question\n" * 20)
     return path
+
+
+@pytest.fixture
+def user_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Return what writes a module of the user's, which can be imported in this test only."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(name: str, source: str) -> None:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(source)
+
+    return write
 
 
 def job(tmp_path: Path, **sections: Any) -> tuple[list[str], Path]:
@@ -142,98 +155,6 @@ def test_a_missing_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "absent.yaml" in capsys.readouterr().err
 
 
-FOREIGN = {
-    "config.yaml": "# what I tried\nmodel: {python: my:net}\n",
-    "metrics.jsonl": "my own figures\n",
-    "spill/notes.txt": "coffee\n",
-    "static/style.css": "body {}\n",
-    "data/train.json": '{"my": "data"}\n',
-    "config.yaml.tmp": "half\n",
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_files_of_the_user_are_not_overwritten(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where a directory is no run's, also with --fresh and by `plan`; the file is named."""
-    command, run_dir = job(tmp_path)
-    path = run_dir / name
-    path.parent.mkdir(parents=True)
-    path.write_text(FOREIGN[name])
-    for words in (command, [*command, "--fresh"], ["plan", *command]):
-        assert main(words) == 2
-        message = capsys.readouterr().err
-        named = path if path.parent.name in ("run", "data") else path.parent
-        assert f"would overwrite {named}" in message and "set run.dir to another" in message
-        assert [file for file in run_dir.rglob("*") if file.is_file()] == [path]
-        assert path.read_text() == FOREIGN[name]
-    main(["verify", str(run_dir), "--repair"])
-    assert not (run_dir / "lock").exists()
-
-
-def test_a_config_in_its_own_run_directory_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would be replaced by the one with all defaults, without its comments."""
-    command, run_dir = job(tmp_path)
-    run_dir.mkdir(parents=True)
-    path = Path(command[1]).rename(run_dir / "config.yaml")
-    before = path.read_text()
-    assert main(["--config", str(path)]) == 2
-    assert f"would overwrite {path}" in capsys.readouterr().err
-    assert path.read_text() == before and list(run_dir.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("name", ["trace.json", "metrics.jsonl", "config.yaml"])
-def test_a_directory_in_the_place_of_a_file_is_not_started_over(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is said before the run is deleted, and the same command works once it has been moved."""
-    command, run_dir = job(tmp_path)
-    assert main(command) == 0
-    (run_dir / name).unlink(missing_ok=True)
-    (run_dir / name).mkdir()
-    (run_dir / name / "mine").touch()
-    before = sorted(run_dir.rglob("*"))
-    assert main([*command, "--fresh"]) == 2
-    assert f"{run_dir / name} is a directory" in capsys.readouterr().err
-    assert sorted(run_dir.rglob("*")) == before
-    (run_dir / name).rename(tmp_path / "moved")
-    assert main([*command, "--fresh"]) == 0
-
-
-def test_a_directory_with_other_things_takes_a_run(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Files that no run writes stay, and tokens that another run put there are used."""
-    data = {"text": [str(corpus)], "sequence_length": 16}
-    command, run_dir = job(tmp_path, model={"hf": LLAMA}, data=data)
-    run_dir.mkdir(parents=True)
-    (run_dir / "notes.txt").write_text("mine")
-    other = [f"run.dir={tmp_path / 'other'}", f"data.cache={run_dir / 'data'}"]
-    assert main([*command, *other]) == 0
-    assert main(command) == 0
-    assert (run_dir / "notes.txt").read_text() == "mine"
-    assert "tokenising" in (said := capsys.readouterr().out) and said.count("tokenising") == 1
-
-
-@pytest.mark.parametrize("deleted", ["lock", "all but the data"])
-def test_a_run_without_its_lock_is_a_run(deleted: str, tmp_path: Path) -> None:
-    """Its store says so; what a refused start left of the data is no obstacle either."""
-    command, run_dir = job(tmp_path)
-    assert main(command) == 0
-    if deleted == "lock":
-        (run_dir / "lock").unlink()
-    else:
-        (run_dir / "data").rename(tmp_path / "data")
-        shutil.rmtree(run_dir)
-        run_dir.mkdir()
-        (tmp_path / "data").rename(run_dir / "data")
-    assert main([*command, "train.steps=2"]) == 0
-    assert (run_dir / "metrics.jsonl").read_text().count("\n") == 2
-
-
 def test_numbers_that_yaml_reads_as_text_work(tmp_path: Path) -> None:
     """`lr: 3e-4`, which PyYAML gives as text, trains."""
     command, run_dir = job(tmp_path)
@@ -276,13 +197,10 @@ def test_an_error_in_the_users_model_file_names_its_line(
     said: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    user_module: Callable[[str, str], None],
 ) -> None:
     """The message has the error and the user's own file and line, not torch's."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.delitem(sys.modules, "faulty_model", raising=False)
-    (tmp_path / "faulty_model.py").write_text(source)
+    user_module("faulty_model", source)
     command, run_dir = job(tmp_path, model={"python": "faulty_model:net"})
     message = refused(command, run_dir, capsys)
     assert "model.python: " in message and f"faulty_model{said}" in message.replace("\n", " ")
@@ -445,20 +363,18 @@ def test_what_cannot_be_captured_is_refused_with_its_line(
     said: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    user_module: Callable[[str, str], None],
 ) -> None:
     """The line is the model's own, not one of torch that it led to; the module is the innermost."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.delitem(sys.modules, "no_graph", raising=False)
-    (tmp_path / "no_graph.py").write_text(
+    user_module(
+        "no_graph",
         "import torch, torch.nn.functional as F\n"
         "class Net(torch.nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.layer = torch.nn.Linear(12, 16)\n"
         "    def forward(self, x):\n"
-        f"        return {line}\n"
+        f"        return {line}\n",
     )
     command, run_dir = job(tmp_path, model={"python": "no_graph:Net"})
     message = refused(command, run_dir, capsys)

@@ -248,7 +248,7 @@ def test_another_learning_rate_can_be_tried_from_a_snapshot(tmp_path: Path) -> N
 
 def test_a_gradient_that_is_not_finite_leaves_a_way_back(tmp_path: Path) -> None:
     """A step that would meet it again and again says which snapshot to go back to."""
-    tree = {**keeping(1, 1, steps=3), "data": {"python": "tests.test_resume:poisoned"}}
+    tree = {**keeping(1, 1, steps=3), "data": {"python": "tests.test_not_finite:poisoned"}}
     with pytest.raises(NotFiniteError) as error:
         trained(config_of(tmp_path / "run", tree))
     assert "--from-step 1" in error.value.__notes__[0]

@@ -124,7 +124,7 @@ class OpenRun:
         if machine is not None:
             plan = with_tier_cost(with_load_cost(plan, data), config, self._prepared.device)
         plan = self._choose_saves(plan, machine, spare)
-        if machine is not None:  # what is saved takes slabs as well
+        if machine is not None and plan.builder.saves:  # what is saved takes slabs as well
             plan = with_tier_cost(plan, config, self._prepared.device)
         self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s

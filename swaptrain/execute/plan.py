@@ -56,7 +56,7 @@ def plan(config: Config) -> PlanReport:
         if timed is not None:
             made = with_tier_cost(made, config, prepared.device)
         made = choose_saves(made, config, timed, disk_bytes=spare)
-        if timed is not None:
+        if timed is not None and made.builder.saves:
             made = with_tier_cost(made, config, prepared.device)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)

@@ -195,7 +195,7 @@ def test_up_to_what_is_missing_only_positions_that_the_plan_reads_for_decide(
             seconds=lambda i: 0.01 if i.segment else 0.0,
             disk=Disk(speed, speed, speed),
         )
-        if every:
+        if every:  # walks through all positions
             rehearsal._tier._first_missing = lambda at: at + 1  # type: ignore[method-assign]
         done = [rehearsal.run(program, program, durable_objects(program)) for _ in range(2)]
         found.append((done, rehearsal._tier.resident()))

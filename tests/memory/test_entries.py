@@ -17,6 +17,7 @@ def test_where_free_bytes_lie_in_pieces_more_is_evicted_until_one_hole_is_enough
     home = LateHome()
     home.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
     home.contents[LARGE] = b"L" * (2 * PAGE_BYTES)
+    # In place of the sizes of PAGES, which does not have these objects.
     home.size_bytes = lambda key: len(home.contents[key])  # type: ignore[method-assign]
     pool = PinnedPool(6 * PAGE_BYTES, lambda *_: None, lambda *_: None)
     tier = Tier(pool, home, home.wait)
