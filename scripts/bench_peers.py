@@ -4,11 +4,13 @@ Same model, weights, data, number of threads and allocator; one system after the
 machine (--rounds: in turns), each as a process under a hard memory limit. Prints, for each case,
 medians of a step after warm-up and how many times as long as swaptrain each system takes, and as
 swaptrain's floor (`roofline_fraction` 1: the most that could be reached with its own computing and
-bytes); the losses beside them show that all did the same job.
+bytes); the losses beside them show that all did the same job. With --device cuda, the model fully
+on the GPU is what is in memory, and the GPU's busy share of the measured steps is a column.
 
     bash scripts/peers/environment.sh                     # once, for ZeRO-Infinity
     python scripts/bench_peers.py --peer-python .venv-deepspeed/bin/python
     python scripts/bench_peers.py --case 270m-1 270m-4 --systems swaptrain mapped
+    python scripts/bench_peers.py --device cuda --systems swaptrain in_memory
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ import argparse
 import ctypes.util
 import json
 import shutil
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from gpu_busy import GpuBusy
 from kernel_limits import can_limit, run_limited
-from peers.job import swaptrain_config, write_job
-from rich.console import Console
-from rich.table import Table
+from peer_results import Result, show, together
+from peers.job import SEQUENCE, swaptrain_config, write_job
 
 from swaptrain.cli import SPIN_COUNT
 from swaptrain.config import load_config
@@ -54,6 +56,8 @@ class Case:
     host_gib: int
     limits_gib: dict[str, int | None]
     commit_every: int = 1
+    device_gib: int | None = None
+    """Of swaptrain on a GPU; the others take what they need of it."""
 
 
 CASES = {
@@ -65,52 +69,38 @@ CASES = {
     "1.3b-1-every-10": Case("1.3b", 1, 4, {}, commit_every=10),
     "1.3b-4": Case("1.3b", 4, 4, {"zero_infinity": 7, "in_memory": None}),
     "small": Case("4m", 2, 1, {"zero_infinity": 3, "mapped": 3, "in_memory": None}),
+    "gpu-16": Case("1.3b", 16, 7, {"zero_infinity": None, "in_memory": None}, device_gib=6),
+    "gpu-64": Case("1.3b", 64, 7, {"zero_infinity": None, "in_memory": None}, device_gib=6),
 }
-DEFAULT = [name for name in CASES if name != "small"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """Medians of one system's steps, or why there are none."""
-
-    system: str
-    limit: str
-    rows: list[dict[str, Any]]
-    failure: str = ""
-    commit_every: int = 1
-    ends: int = 1
-    """Rows at the end that are last steps of a run."""
-
-    def median(self, key: str) -> float:
-        """Return the median of a column; with commit_every m > 1, of a mean step.
-
-        Only the last step of a run commits then, since a run ends with a commit: the others'
-        median counts m - 1 times.
-        """
-        return self._median([float(row[key]) for row in self.rows])
-
-    def floor_s(self) -> float | None:
-        """Return the least seconds that this run's computing and bytes allowed; None: not known."""
-        if any(row.get("roofline_fraction") is None for row in self.rows):
-            return None
-        return self._median([row["step_s"] * row["roofline_fraction"] for row in self.rows])
-
-    def _median(self, column: list[float]) -> float:
-        if self.commit_every == 1:
-            return statistics.median(column)
-        usual = statistics.median(column[: -self.ends])
-        return usual + (statistics.median(column[-self.ends :]) - usual) / self.commit_every
+DEFAULT = {
+    "cpu": [name for name in CASES if name != "small" and not name.startswith("gpu")],
+    "cuda": ["gpu-16", "gpu-64"],
+}
+"""On a GPU the state is twice memory.host, and the model fits on the GPU, to compare."""
 
 
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
-    """Run one system on one case."""
-    if system == "swaptrain":
-        return measure_swaptrain(case, options, job, work)
+    """Run one system on one case, and look at the GPU meanwhile if it is one's."""
+    with GpuBusy() if options.device == "cuda" else nullcontext() as gpu:
+        if system == "swaptrain":
+            found = measure_swaptrain(case, options, job, work)
+        else:
+            found = measure_peer(case, system, options, job, work)
+    if gpu is None or found.failure:
+        return found
+    begin_s = found.rows[0]["ended_at"] - found.rows[0]["step_s"]
+    return replace(found, gpu_busy=gpu.fraction(begin_s, found.rows[-1]["ended_at"]))
+
+
+def measure_peer(
+    case: Case, system: str, options: argparse.Namespace, job: Path, work: Path
+) -> Result:
+    """Run another system under the limit of the case."""
     gib = case.limits_gib[system]
     python = options.peer_python if system == "zero_infinity" else Path(sys.executable)
     command = [str(python), str(PEERS / f"{system}.py"), f"--job={job}", f"--work={work / system}"]
     command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
-    command += [f"--steps={options.warmup + options.steps}"]
+    command += [f"--steps={options.warmup + options.steps}", f"--device={options.device}"]
     if options.clip_norm is not None:
         command.append(f"--clip-norm={options.clip_norm}")
     limit = None if gib is None or not options.limit else gib * GIB
@@ -124,10 +114,14 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     run_dir = work / "swaptrain"
     config = work / "swaptrain.yaml"
     steps = options.warmup + options.steps
-    tree = swaptrain_config(job, run_dir, micro_batches=case.micro_batches, steps=steps)
+    tree = swaptrain_config(
+        job, run_dir, micro_batches=case.micro_batches, steps=steps, device=options.device
+    )
     tree["optimizer"]["clip_norm"] = options.clip_norm
     tree["train"]["threads"] = options.threads
     tree["memory"] = {"host": f"{case.host_gib}GiB"}
+    if options.device == "cuda" and case.device_gib is not None:
+        tree["memory"]["device"] = f"{case.device_gib}GiB"
     tree["store"] = {"commit_every": case.commit_every}
     config.write_text(yaml.safe_dump(tree))
     limit = None
@@ -143,21 +137,6 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
     found = result("swaptrain", limit, rows, done.returncode, done.stderr, options)
     return replace(found, commit_every=case.commit_every)
-
-
-def together(runs: Sequence[Result]) -> Result:
-    """Return one system's steps of all rounds, or the first failure of one.
-
-    With commit_every > 1 the steps that commit stay the last ones.
-    """
-    failed = next((run for run in runs if run.failure), None)
-    if failed is not None:
-        return failed
-    return replace(
-        runs[0],
-        rows=[row for run in runs for row in run.rows[:-1]] + [run.rows[-1] for run in runs],
-        ends=len(runs),
-    )
 
 
 def base_bytes(config: Path, environment: dict[str, str]) -> int:
@@ -188,58 +167,19 @@ def result(
     return Result(system, shown, rows[options.warmup :], failure)
 
 
-def show(name: str, case: Case, results: Sequence[Result]) -> None:
-    """Print the table of one case."""
-    table = Table(
-        title=f"{name}: {case.shape} parameters, {case.micro_batches} micro-batches of 512 tokens, "
-        f"memory.host {case.host_gib} GiB, commit_every {case.commit_every}"
-    )
-    columns = (
-        "system",
-        "limit",
-        "s/step",
-        "min to max",
-        "x swaptrain",
-        "x its floor",
-        "read",
-        "written",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "system" else "right")
-    table.add_column("peak", justify="right")
-    table.add_column("last loss", justify="right")
-    own = next((r for r in results if r.system == "swaptrain" and not r.failure), None)
-    own_floor_s = own.floor_s() if own is not None else None
-    for r in results:
-        if r.failure:
-            table.add_row(r.system, r.limit, r.failure)
-            continue
-        seconds = [row["step_s"] for row in r.rows]
-        table.add_row(
-            r.system,
-            r.limit,
-            f"{r.median('step_s'):.2f}",
-            f"{min(seconds):.2f} to {max(seconds):.2f}",
-            f"{r.median('step_s') / own.median('step_s'):.2f}" if own else "-",
-            f"{r.median('step_s') / own_floor_s:.2f}" if own_floor_s else "-",
-            format_size(r.median("read_bytes")),
-            format_size(r.median("write_bytes")),
-            format_size(max(row["peak_bytes"] for row in r.rows)),
-            f"{r.rows[-1]['loss']:.4f}",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; --help explains them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     systems = ["swaptrain", "zero_infinity", "mapped", "in_memory"]
-    parser.add_argument("--case", nargs="+", choices=CASES, default=DEFAULT, metavar="CASE",
-                        help=f"of {', '.join(CASES)}; default: all but small")  # fmt: skip
-    parser.add_argument("--systems", nargs="+", choices=systems, default=systems, metavar="SYSTEM",
-                        help=f"of {', '.join(systems)}; default: all")  # fmt: skip
+    parser.add_argument("--case", nargs="+", choices=CASES, metavar="CASE",
+                        help=f"of {', '.join(CASES)}; default: {', '.join(DEFAULT['cuda'])} on a "
+                             "GPU, else all others but small")  # fmt: skip
+    parser.add_argument("--systems", nargs="+", choices=systems, metavar="SYSTEM",
+                        help=f"of {', '.join(systems)}; default: all, mapped on a CPU")  # fmt: skip
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
+                        help="what every system computes on (default cpu)")  # fmt: skip
     parser.add_argument("--peer-python", type=Path, help="the Python that has DeepSpeed")
     parser.add_argument("--steps", type=int, default=5, help="steps measured (default 5)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
@@ -252,12 +192,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="append each step of each system, as JSON lines")
     parser.add_argument("--base-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    options.case = options.case or DEFAULT[options.device]
+    options.systems = options.systems or [
+        system for system in systems if options.device == "cpu" or system != "mapped"
+    ]
     if options.base_of is not None:
         return options
     if options.rounds < 1:
         parser.error("--rounds is 1 or more")
     if options.steps < 2:
         parser.error("--steps is 2 or more: one of them may be the only one that commits")
+    if options.device == "cuda" and "mapped" in options.systems:
+        parser.error("mapped computes on the CPU only: leave it out with --systems")
+    if options.device == "cuda" and shutil.which("nvidia-smi") is None:
+        parser.error("--device cuda needs nvidia-smi, which comes with the GPU's driver")
     if "zero_infinity" in options.systems and options.peer_python is None:
         parser.error(
             "ZeRO-Infinity needs --peer-python (bash scripts/peers/environment.sh makes one); or "
@@ -304,7 +252,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                         with options.out.open("a") as file:
                             for row in runs[system][-1].rows:
                                 print(json.dumps({**tags, **row}), file=file)
-            show(name, case, [together(found) for found in runs.values()])
+            show(
+                f"{name}: {case.shape} parameters, {case.micro_batches} micro-batches of "
+                f"{SEQUENCE} tokens, memory.host {case.host_gib} GiB, "
+                f"commit_every {case.commit_every}",
+                case.micro_batches * SEQUENCE,
+                [together(found) for found in runs.values()],
+            )
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -194,6 +195,25 @@ def test_rounds_of_a_comparison_become_one_result(monkeypatch: pytest.MonkeyPatc
     assert bench.Result("swaptrain", "none", rows).floor_s() is None
     failed = bench.Result("swaptrain", "none", [], "killed: out of memory")
     assert bench.together([run(1, 2), failed]) is failed
+
+
+def test_the_driver_is_asked_how_busy_a_gpu_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers between two times are averaged; with a stand-in for nvidia-smi."""
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 100\necho 50\necho 0\nexec sleep 60\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    gpu_busy = importlib.import_module("gpu_busy")
+    begun = time.time()
+    with gpu_busy.GpuBusy() as gpu:
+        deadline = begun + 30
+        while gpu.fraction(begun, time.time()) != 0.5 and time.time() < deadline:
+            time.sleep(0.01)
+    assert gpu.fraction(begun, time.time()) == 0.5
+    assert gpu.fraction(begun - 2, begun - 1) is None
 
 
 def test_the_times_of_a_step_add_up(

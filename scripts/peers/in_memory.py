@@ -1,4 +1,7 @@
-"""The job in plain PyTorch, everything in memory: what a machine with enough RAM would do."""
+"""The job in plain PyTorch, everything in memory: what a machine with enough of it would do.
+
+With `--device cuda` that is the GPU's memory.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ from job import options
 from split_precision import train
 
 
-def place(_: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Put everything into memory."""
-    return torch.empty(shape, dtype=dtype)
+def main() -> None:
+    """Train."""
+    job = options(__doc__ or "")
+
+    def place(_: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=job.device)
+
+    train(job, place)
 
 
 if __name__ == "__main__":
-    train(options(__doc__ or ""), place)
+    main()

@@ -69,8 +69,10 @@ def write_job(directory: Path, shape: str, *, sequences: int, weights: bool = Tr
     np.save(directory / "tokens.npy", walks.astype(np.uint16).reshape(-1))
 
 
-def swaptrain_config(job: Path, run_dir: Path, *, micro_batches: int, steps: int) -> dict[str, Any]:
-    """Return a config, but for `memory.host`, with which swaptrain does the job in `run_dir`."""
+def swaptrain_config(
+    job: Path, run_dir: Path, *, micro_batches: int, steps: int, device: str = "cpu"
+) -> dict[str, Any]:
+    """Return a config, but for its budgets, with which swaptrain does the job in `run_dir`."""
     return {
         "model": {"hf": str(job), "dtype": "bfloat16"},
         "data": {
@@ -87,7 +89,7 @@ def swaptrain_config(job: Path, run_dir: Path, *, micro_batches: int, steps: int
             "weight_decay": WEIGHT_DECAY,
         },
         "train": {"steps": steps},
-        "device": "cpu",
+        "device": device,
         "run": {"dir": str(run_dir)},
     }
 
@@ -113,6 +115,7 @@ class Options:
     steps: int
     threads: int
     clip_norm: float | None
+    device: torch.device
 
 
 def options(description: str) -> Options:
@@ -124,13 +127,14 @@ def options(description: str) -> Options:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--clip-norm", type=float)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     found = Options(**vars(parser.parse_args()))
     torch.set_num_threads(found.threads)
     return found
 
 
 def batches(job: Options) -> Iterator[list[Tensor]]:
-    """Yield, for each step, its micro-batches: token ids [1, 512]."""
+    """Yield, for each step, its micro-batches: token ids [1, 512] in memory."""
     tokens = np.load(job.job / "tokens.npy", mmap_mode="r").reshape(-1, SEQUENCE)
     for step in range(job.steps):
         rows = range(step * job.micro_batches, (step + 1) * job.micro_batches)
@@ -144,7 +148,8 @@ def empty_model(job: Options) -> nn.Module:
     config = LlamaConfig.from_pretrained(job.job)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # buffers made on meta are empty
+    rotary = type(model.model.rotary_emb)(config)  # buffers made on meta are empty
+    model.model.rotary_emb = rotary.to(job.device)
     return model.train()
 
 
@@ -166,7 +171,10 @@ def put(model: nn.Module, name: str, tensor: Tensor) -> nn.Parameter:
 
 
 class Meter:
-    """Prints one JSON line a step: seconds, loss, bytes that went to and from the disk, peak."""
+    """Prints one JSON line a step: seconds, loss, bytes that went to and from the disk, peaks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def begin(self) -> None:
         """A step begins."""
@@ -174,17 +182,22 @@ class Meter:
         self._begun = time.perf_counter()
 
     def end(self, losses: Sequence[float]) -> None:
-        """A step is done."""
+        """A step is done; to have its losses was to wait for it, but for its updates."""
+        on_cuda = self._device.type == "cuda"
+        if on_cuda:
+            torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - self._begun
         read, written = (
             after - before for after, before in zip(_disk_bytes(), self._io, strict=True)
         )
         row: dict[str, Any] = {
             "step_s": seconds,
+            "ended_at": time.time(),
             "loss": sum(losses) / len(losses),
             "read_bytes": read,
             "write_bytes": written,
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_device_bytes": torch.cuda.max_memory_reserved(self._device) if on_cuda else None,
         }
         print("STEP " + json.dumps(row), flush=True)
 

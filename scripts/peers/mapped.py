@@ -16,6 +16,8 @@ from split_precision import train
 def main() -> None:
     """Map one file per tensor, train, remove them."""
     job = options(__doc__ or "")
+    if job.device.type != "cpu":
+        raise SystemExit("memory-mapped state is computed with on the CPU only")
     shutil.rmtree(job.work, ignore_errors=True)
     job.work.mkdir(parents=True)
 

@@ -43,15 +43,15 @@ def train(job: Options, place: Place) -> None:
         )
         moments = {m: place(f"{name}.{m}", value.shape, torch.float32).zero_()
                    for m in ("exp_avg", "exp_avg_sq")}  # fmt: skip
-        optimizer.state[master] = {"step": torch.zeros(()), **moments}
+        optimizer.state[master] = {"step": torch.zeros((), device=job.device), **moments}
         weights.append(weight)
         masters.append(master)
         optimizers.append(optimizer)
-    meter = Meter()
+    meter = Meter(job.device)
     for step in batches(job):
         meter.begin()
         losses = []
-        for ids in step:
+        for ids in (batch.to(job.device) for batch in step):
             loss = model(input_ids=ids, labels=ids).loss
             (loss / len(step)).backward()
             losses.append(float(loss))

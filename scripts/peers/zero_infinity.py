@@ -1,4 +1,4 @@
-"""The job in DeepSpeed ZeRO-Infinity on its CPU accelerator: parameters and optimizer on the disk.
+"""The job in DeepSpeed ZeRO-Infinity, on a CPU or a GPU: parameters and optimizer on the disk.
 
 Settings that its defaults would not give, each with its reason: swap groups of one parameter
 (`sub_group_size`; the default of 1e9 swaps, so holds, everything at once), nothing kept in RAM
@@ -15,7 +15,6 @@ from typing import Any
 from job import BETAS, EPS, LR, WEIGHT_DECAY, Meter, Options, batches, initial_weights, options
 
 ENVIRONMENT = {
-    "DS_ACCELERATOR": "cpu",
     "LOCAL_SIZE": "1",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29533",
@@ -27,7 +26,8 @@ ENVIRONMENT = {
 
 def settings(job: Options, largest: int) -> dict[str, Any]:
     """Return DeepSpeed's config; `largest` is the elements of the largest parameter."""
-    disk = {"device": "nvme", "nvme_path": str(job.work), "pin_memory": False}
+    pinned = job.device.type == "cuda"
+    disk = {"device": "nvme", "nvme_path": str(job.work), "pin_memory": pinned}
     adamw = {"lr": LR, "betas": list(BETAS), "eps": EPS, "weight_decay": WEIGHT_DECAY}
     return {
         "bf16": {"enabled": True},
@@ -81,7 +81,8 @@ def drop_duplicate_prefetches() -> None:
 def main() -> None:
     """Train; remove the swap files."""
     job = options(__doc__ or "")
-    os.environ.update(ENVIRONMENT, OMP_NUM_THREADS=str(job.threads))
+    accelerator = job.device.type
+    os.environ.update(ENVIRONMENT, OMP_NUM_THREADS=str(job.threads), DS_ACCELERATOR=accelerator)
     import deepspeed
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -92,7 +93,7 @@ def main() -> None:
     config = LlamaConfig.from_pretrained(job.job)
     largest = config.hidden_size * max(config.vocab_size, config.intermediate_size)
     chosen = settings(job, largest)
-    deepspeed.init_distributed(dist_backend="gloo")
+    deepspeed.init_distributed(dist_backend="nccl" if accelerator == "cuda" else "gloo")
     try:
         with deepspeed.zero.Init(config_dict_or_path=chosen, dtype=torch.bfloat16):
             model = LlamaForCausalLM(config)
@@ -104,12 +105,13 @@ def main() -> None:
         engine, *_ = deepspeed.initialize(
             model=model, config=chosen, model_parameters=model.parameters()
         )
-        engine.module.model.rotary_emb = type(engine.module.model.rotary_emb)(config)
-        meter = Meter()
+        rotary = type(engine.module.model.rotary_emb)(config)
+        engine.module.model.rotary_emb = rotary.to(job.device)
+        meter = Meter(job.device)
         for step in batches(job):
             meter.begin()
             losses = []
-            for ids in step:
+            for ids in (batch.to(job.device) for batch in step):
                 loss = engine(input_ids=ids, labels=ids).loss
                 engine.backward(loss)
                 engine.step()

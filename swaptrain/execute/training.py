@@ -153,6 +153,7 @@ class Training:
             grad_norm=float(norm),
             tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
             step_s=step_s,
+            ended_at=round(time.time(), 3),
             compute_s=state.compute_s,
             update_s=state.update_s,
             io_wait_s=moved.wait_s,
@@ -316,6 +317,7 @@ class Training:
                 grad_norm=float(norm),
                 tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
                 step_s=0.0,
+                ended_at=round(time.time(), 3),
                 eval_loss=self._evaluate(done),
                 resumed=True,
             )

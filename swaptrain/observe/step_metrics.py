@@ -24,6 +24,8 @@ class StepMetrics:
     """Tokens (for data without tokens: items) of this step."""
     step_s: float
     """Wall-clock time of the step."""
+    ended_at: float = 0.0
+    """When it ended, in seconds since 1970 (UTC)."""
     compute_s: float = 0.0
     """Time in forward, recomputation and backward."""
     update_s: float = 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,7 @@ def test_a_step_has_the_documented_fields(path: Path) -> None:
         "grad_norm",
         "tokens",
         "step_s",
+        "ended_at",
         "compute_s",
         "update_s",
         "io_wait_s",
@@ -150,6 +153,14 @@ def test_a_step_has_the_documented_fields(path: Path) -> None:
     ]
     assert second.keys() - first.keys() == {"eval_loss", "resumed"}
     assert (second["eval_loss"], second["resumed"]) == (None, True)
+
+
+def test_each_field_is_documented() -> None:
+    """docs/metrics.md has a row for each key that a line may have, and for nothing else."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    keys = re.findall(r"`(\w+)`", " ".join(first))
+    assert keys == [field.name for field in fields(StepMetrics)]
 
 
 def test_short_reads_cut_no_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
