@@ -166,6 +166,8 @@ CALLS = {
     *("time.time", "datetime.now", "datetime.datetime.now", "torch.package.PackageImporter"),
 }
 """What executes what it reads, and clocks that jump."""
+STAMP = ("observe/step_metrics.py", "time.time")
+"""The one use of such a clock: when a step ended."""
 IMPORTERS = {"execute/factory.py", "data/python_dataset.py"}
 """The files that import what the config names."""
 
@@ -181,7 +183,8 @@ def test_nothing_executes_what_it_reads(path: Path) -> None:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        assert called not in CALLS, f"{name}:{node.lineno} calls {called}"
+        if (name, called) != STAMP:
+            assert called not in CALLS, f"{name}:{node.lineno} calls {called}"
         assert "from_pretrained" not in called and "AutoTokenizer" not in called, name
         if called.endswith("import_module"):
             assert name in IMPORTERS, f"{name}:{node.lineno}"

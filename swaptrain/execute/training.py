@@ -27,7 +27,8 @@ from swaptrain.execute.update import UpdateRule
 from swaptrain.execute.values import KeptValues
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
-from swaptrain.observe.metrics import MetricsFile, StepMetrics
+from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.step_metrics import StepMetrics, time_stamp
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.spans import span
@@ -153,7 +154,7 @@ class Training:
             grad_norm=float(norm),
             tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
             step_s=step_s,
-            ended_at=round(time.time(), 3),
+            ended_at=time_stamp(),
             compute_s=state.compute_s,
             update_s=state.update_s,
             io_wait_s=moved.wait_s,
@@ -317,7 +318,7 @@ class Training:
                 grad_norm=float(norm),
                 tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
                 step_s=0.0,
-                ended_at=round(time.time(), 3),
+                ended_at=time_stamp(),
                 eval_loss=self._evaluate(done),
                 resumed=True,
             )

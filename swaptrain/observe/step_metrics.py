@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["StepMetrics"]
+__all__ = ["StepMetrics", "time_stamp"]
+
+
+def time_stamp() -> float:
+    """Return seconds since 1970 (UTC), to the millisecond; a clock that jumps, never a duration."""
+    return round(time.time(), 3)
 
 
 @dataclass(frozen=True, kw_only=True)
