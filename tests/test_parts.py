@@ -82,6 +82,6 @@ def test_an_update_in_parts_takes_less_memory(tmp_path: Path, small_pool: list[P
     def most_bytes(updates: list[Any]) -> int:
         return max(sum(size_bytes(key) for key in set(i.touches)) for i in updates)
 
-    parted = [i for i in plan.step() if i.operation is Operation.UPDATE]
+    parted = [i for i in plan.step if i.operation is Operation.UPDATE]
     one = most_bytes([i for i in whole if i.operation is Operation.UPDATE])
     assert most_bytes(parted) < one * 0.7

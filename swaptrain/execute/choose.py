@@ -42,7 +42,7 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
     candidates = _candidates(plan, disk_bytes)
     if not candidates or config.train.recompute is False:
         return _with_saves(plan, candidates)
-    if len(plan.step()) > _LONGEST_SEARCHED:
+    if len(plan.step) > _LONGEST_SEARCHED:
         saving = _with_saves(plan, candidates)
         return saving if _everything_fits(saving) else plan
     costs: dict[int, tuple[float, float]] = {}
@@ -60,7 +60,7 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
         return costs[count]
 
     most = len(candidates)
-    refined = len(plan.step()) <= _LONGEST_REFINED
+    refined = len(plan.step) <= _LONGEST_REFINED
     step = -(-most // (_TRIALS if refined else 2))
     best = min({*range(0, most, step), most}, key=cost)
     while refined and step > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -74,11 +75,15 @@ class Plan:
         """Whether the budget that it was made for is enough."""
         return self.arena_bytes + self.pool_bytes >= self.least_host_bytes
 
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The segments whose update a step leaves to the next one."""
+        return tuple(self.layouts.updated) if self.builder.deferred else ()
+
+    @cached_property
     def step(self) -> Program:
-        """Return the program of a step in the middle of a run."""
-        return self.builder.step(
-            pending_updates=self.layouts.updated if self.builder.deferred else ()
-        )
+        """The program of a step in the middle of a run."""
+        return self.builder.step(pending_updates=self.pending)
 
     def check(self) -> Peaks:
         """Prove the program of a step; return its peaks. Raises ProgramError, which is a bug."""

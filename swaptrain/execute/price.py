@@ -38,7 +38,7 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
 
     With commit_every > 1 it is the mean of steps that commit and steps that do not.
     """
-    program = plan.step()
+    program = plan.step
     seconds = _seconds(plan)
     compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_REHEARSED:

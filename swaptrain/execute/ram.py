@@ -62,5 +62,5 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
 
 def useful_bytes(plan: Plan) -> int:
     """Return the bytes of all objects of a step: a larger pool stays empty."""
-    keys = {key for instruction in plan.step() for key in instruction.touches}
+    keys = {key for instruction in plan.step for key in instruction.touches}
     return sum(plan.layouts.size_bytes(key) for key in keys)

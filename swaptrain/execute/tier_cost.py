@@ -44,7 +44,7 @@ def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:
     Not measured for large budgets and long programs, nor where the machine refuses the memory,
     which the run then says in its own words.
     """
-    program = plan.step()
+    program = plan.step
     most_bytes = useful_bytes(plan)
     if len(program) > _MOST_INSTRUCTIONS or min(plan.pool_bytes, most_bytes) > _MOST_BYTES:
         return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -181,7 +181,7 @@ class Training:
         self.executor.run(program, state, self._following(step))
         self._ledger = state.ledger
         if self.plan.builder.deferred:
-            self._pending = tuple(self.plan.layouts.state)
+            self._pending = self.plan.pending
             self._running = None  # which has done another step's updates
         self.boundary.end(step)
         if self.trees is not None and self.trees.commits(step):
@@ -202,6 +202,8 @@ class Training:
     def _program(self, step: int, top: int | None) -> Program:
         """Return the program of a step; of the one that an earlier process began, what is left."""
         builder, decision = self.plan.builder, self.position.decision
+        if step != decision.step and self._pending == self.plan.pending:
+            return self.plan.step
         if step != decision.step:
             return builder.step(pending_updates=self._pending)
         build = partial(
@@ -342,12 +344,7 @@ class Training:
         return mean_loss(state.ledger.in_order())
 
     def _following(self, step: int) -> Program:
-        if step >= self.config.train.steps:
-            return ()
-        pending: Sequence[int] = ()
-        if self.plan.builder.deferred:
-            pending = tuple(self.plan.layouts.state)
-        return self.plan.builder.step(pending_updates=pending)
+        return self.plan.step if step < self.config.train.steps else ()
 
     def _batch(self, data: Batches, step: int, m: int) -> Mapping[str, Tensor]:
         return cast_batch(data.batch(step, m), self.config.model.dtype)

@@ -182,11 +182,11 @@ def test_where_all_fits_all_is_saved_even_without_a_machine(made: tuple[Any, Pla
     config, plan = made
     chosen = choose_saves(plan, config, None, disk_bytes=1 << 40)
     assert chosen.builder.saves == frozenset(plan.layouts.saved)
-    kinds = [key.kind for i in chosen.step() for key in i.touches]
+    kinds = [key.kind for i in chosen.step for key in i.touches]
     assert kinds.count(Kind.SAVED) == 2 * 3 * len(plan.layouts.saved)
     assert not any(
         key.kind is Kind.SAVED
-        for i in chosen.step()
+        for i in chosen.step
         for key in i.touches
         if i.operation is Operation.TURN
     )

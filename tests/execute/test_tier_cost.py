@@ -81,9 +81,7 @@ def test_it_is_the_mean_over_a_step_on_what_a_run_holds(
         return slab
 
     monkeypatch.setattr(PagePool, "take", noted)
-    assert with_tier_cost(plan, config, CpuDevice()).tier_s == pytest.approx(
-        0.25 / len(plan.step())
-    )
+    assert with_tier_cost(plan, config, CpuDevice()).tier_s == pytest.approx(0.25 / len(plan.step))
     assert next(ticks) == 2 * 4  # four steps: then a second was over
     assert plan.peaks.instruction_bytes <= max(held) <= plan.pool_bytes
     assert [pool.held_bytes for pool in pools] == [0]
@@ -113,7 +111,7 @@ def test_a_forecast_contains_what_batches_take(
 def test_a_forecast_contains_it_and_what_requests_cost(made: tuple[Config, Plan]) -> None:
     """For each instruction; for each chunk, byte, checksum and commit."""
     config, plan = made
-    program = plan.step()
+    program = plan.step
 
     def step_s(tier_s: float, work: IOWork) -> float:
         found = price(replace(plan, tier_s=tier_s), config, Machine(FAST, 0.0, work, {})).step_s
