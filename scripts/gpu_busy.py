@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from typing import Self
 
 __all__ = ["GpuBusy"]
 
 COMMAND = (
     "nvidia-smi",
-    "--id=0",
+    "--id=" + os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
     "--query-gpu=utilization.gpu",
     "--format=csv,noheader,nounits",
     "--loop-ms=200",
@@ -46,4 +48,5 @@ class GpuBusy:
     def _listen(self) -> None:
         assert self._driver.stdout is not None
         for line in self._driver.stdout:
-            self._samples.append((time.time(), float(line) / 100))
+            with suppress(ValueError):  # "[N/A]": of a part of a GPU the driver does not say it
+                self._samples.append((time.time(), float(line) / 100))

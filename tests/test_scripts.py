@@ -202,7 +202,7 @@ def test_the_driver_is_asked_how_busy_a_gpu_is(
 ) -> None:
     """Its answers between two times are averaged; with a stand-in for nvidia-smi."""
     driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 100\necho 50\necho 0\nexec sleep 60\n")
+    driver.write_text("#!/bin/sh\necho 100\necho '[N/A]'\necho 50\necho 0\nexec sleep 60\n")
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))

@@ -6,6 +6,7 @@ or given back before the copy that it needs was waited for.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import torch
 from torch import Tensor
 
 from swaptrain.config import Config
+from swaptrain.errors import StoppedBySignal
 from swaptrain.execute import prepare
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.prepare import Prepared
 from swaptrain.execute.streams import StreamDevice
 from swaptrain.execute.train import train
 from swaptrain.execute.training import Training
-from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.execute.watch import Watch
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey
+from swaptrain.program.turns import side_by_side
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
@@ -71,6 +75,17 @@ def _config(run_dir: Path, model: str, settings: str, host_bytes: int = 512 * MI
     return config_of(run_dir, tree)
 
 
+def _leave(monkeypatch: pytest.MonkeyPatch, *, instructions: float) -> None:
+    """Let a run have slabs for so many of its largest instruction."""
+    run = Training.run
+
+    def with_little(training: Training) -> None:
+        training.pool.shrink(int(instructions * training.plan.peaks.instruction_bytes))
+        run(training)
+
+    monkeypatch.setattr(Training, "run", with_little)
+
+
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -92,17 +107,68 @@ def test_late_copies_change_no_bit(
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(late))
     make_durable = Executor._make_durable
 
-    def after_all_copies(*args: Any) -> None:
-        assert not late.under_way, "what is made durable may not have reached its slab"
+    def after_its_copies(*args: Any) -> None:
+        for key in (*args[1].changes, *args[1].writes):
+            stays = key.kind is Kind.ACCUMULATOR  # the next micro-batch goes on with it
+            memory = args[2][key].tensor(torch.uint8, args[2][key].nbytes)
+            assert stays or not late.reaches(memory), "it may not have reached its slab"
         make_durable(*args)
 
-    monkeypatch.setattr(Executor, "_make_durable", after_all_copies)
-    planned = Prepared(_config(tmp_path / "planned", model, settings), None, lambda _: None).plan
-    host_bytes = planned.least_host_bytes + 4 * MIB
-    copied = trained(_config(tmp_path / "copied", model, settings, host_bytes))
-    assert late.ahead > 0
+    monkeypatch.setattr(Executor, "_make_durable", after_its_copies)
+    _leave(monkeypatch, instructions=2)
+    copied = trained(_config(tmp_path / "copied", model, settings))
+    assert late.ahead > 0 and late.overlapped > 0
     assert losses(copied) == losses(plain)
     assert_same_bits(weights(copied), weights(plain))
+
+
+@pytest.mark.parametrize("settings", ["fused", "clipped", "waves", "trees"])
+def test_a_stop_finds_nothing_under_way(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind every instruction: the one that is begun already is ended, and the run goes on."""
+    plain = trained(_config(tmp_path / "plain", "llama", settings))
+    streams = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    config = _config(tmp_path / "run", "llama", settings)
+    tick, left = Watch.tick, [0]
+    for instructions in (1, 2, 5, 9, 14, 23):
+        left[0] = instructions
+
+        def stopped(watch: Watch, instruction: Instruction) -> None:
+            left[0] -= 1
+            if not left[0]:
+                raise StoppedBySignal(2, f"stopped after {instruction}")
+            tick(watch, instruction)
+
+        monkeypatch.setattr(Watch, "tick", stopped)
+        with pytest.raises(StoppedBySignal):
+            trained(config)
+        assert streams.under_way == 0
+    monkeypatch.setattr(Watch, "tick", tick)
+    assert losses(trained(config)) == losses(plain)
+    assert_same_bits(weights(config.run.dir), weights(plain))
+
+
+def test_the_host_waits_for_one_micro_batch_while_the_next_one_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the last one of a turn, where the host has budget for two of them."""
+    streams = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    config = _config(tmp_path / "planned", "llama", "fused")
+    plan = Prepared(config, None, lambda _: None).plan
+    pairs = sum(side_by_side(*pair) for pair in pairwise(plan.step))
+    overlapped: list[int] = []
+    for instructions in (20, 1):
+        with monkeypatch.context() as patch:
+            _leave(patch, instructions=instructions)
+            streams.overlapped = 0
+            trained(_config(tmp_path / str(instructions), "llama", "fused"))
+            overlapped.append(streams.overlapped)
+    assert overlapped[0] == config.train.steps * pairs
+    assert overlapped[1] < overlapped[0] / 2
+    assert pairs > len(plan.step) / 2
 
 
 def test_nothing_comes_ahead_where_the_device_has_no_room(
@@ -113,6 +179,36 @@ def test_nothing_comes_ahead_where_the_device_has_no_room(
     plain = trained(_config(tmp_path / "run", "llama", "fused"))
     assert late.brought > 0 and late.ahead == 0
     assert len(losses(plain)) == 3
+
+
+def test_what_comes_ahead_is_left_where_the_device_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody counts all that libraries keep there: the run goes on, with the same bits."""
+    plain = trained(_config(tmp_path / "plain", "llama", "fused"))
+
+    class Full(LateStreams):
+        asked = False
+
+        def empty(self, view: Tensor) -> Tensor:
+            if self.asked:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+            return super().empty(view)
+
+    class Asking(StreamDevice):
+        def fetch_ahead(self, *args: Any) -> bool:
+            streams.asked = True
+            try:
+                return super().fetch_ahead(*args)
+            finally:
+                streams.asked = False
+
+    streams = Full(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: Asking(streams))
+    full = trained(_config(tmp_path / "full", "llama", "fused"))
+    assert streams.brought > 0 and streams.ahead == 0
+    assert losses(full) == losses(plain)
+    assert_same_bits(weights(full), weights(plain))
 
 
 @pytest.mark.parametrize("recompute", [True, False])
@@ -192,12 +288,12 @@ def test_what_the_next_segment_needs_comes_spread_over_the_micro_batches(
             self.beside = 0
             super().begin(segment)
 
-        def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
+        def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> bool:
             other = segment != self._segment and not self.has(segment, key, name)
             if other and key.kind is Kind.STATE:
                 self.beside += view.nbytes
                 largest[micro_batches] = max(largest.get(micro_batches, 0), self.beside)
-            super().fetch_ahead(segment, key, name, view)
+            return super().fetch_ahead(segment, key, name, view)
 
     monkeypatch.setattr(
         prepare, "open_device", lambda *_: Counting(LateStreams(limit_bytes=1 << 30))

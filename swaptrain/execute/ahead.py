@@ -20,8 +20,9 @@ _KINDS = {Kind.STATE, Kind.VALUE, Kind.GRADIENT, Kind.SAVED}
 class Ahead:
     """Copies to the device what later instructions read, behind the operands of the one that runs.
 
-    An instruction ends when all copies are made. So state that is needed several instructions later
-    is spread over these: all of it at once would take longer than one micro-batch computes.
+    An instruction is waited for with the copies that were begun beside it. So state that is needed
+    several instructions later is spread over these: all of it at once would take longer than one
+    micro-batch computes.
     """
 
     def __init__(self, captured: Captured, layouts: Layouts, device: ComputeDevice) -> None:
@@ -64,13 +65,16 @@ class Ahead:
                     self._copy(later.segment, slabs, distance + 1)
                     return
                 slabs[key] = slab
-            self._copy(later.segment, slabs, distance + 1)
-            if later.segment != instruction.segment:
+            room_left = self._copy(later.segment, slabs, distance + 1)
+            if later.segment != instruction.segment or not room_left:
                 return
             known.update(later.changes, later.writes)
 
-    def _copy(self, segment: int, slabs: dict[ObjectKey, Slab], instructions: int) -> None:
-        """Begin to copy the part of these objects that falls to one of so many instructions."""
+    def _copy(self, segment: int, slabs: dict[ObjectKey, Slab], instructions: int) -> bool:
+        """Begin to copy the part of these objects that falls to one of so many instructions.
+
+        False where the device has no room for it.
+        """
         missing = [
             (key, name, host)
             for key, slab in slabs.items()
@@ -84,6 +88,8 @@ class Ahead:
         share = sum(host.nbytes for *_, host in missing) / instructions
         for key, name, host in missing:
             if share <= 0:
-                return
-            self._device.fetch_ahead(segment, key, name, host)
+                return True
+            if not self._device.fetch_ahead(segment, key, name, host):
+                return False
             share -= host.nbytes
+        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.utils.deterministic
@@ -43,23 +43,36 @@ class ComputeDevice(Protocol):
     def has(self, segment: int, key: ObjectKey, name: str) -> bool:
         """Whether an instruction of `segment`, this one or the next, need not bring it."""
 
-    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
-        """Begin to bring what an instruction of `segment` reads, after the one that runs."""
+    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> bool:
+        """Begin to bring what an instruction of `segment` reads, after the one that runs.
+
+        False where there is no room for it.
+        """
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
         """Return `view`, or its copy on the device; without `read` its content is undefined."""
 
     def put(self, view: Tensor, tensor: Tensor) -> None:
-        """Write a tensor that `fetch` gave back into its slab."""
+        """Write a tensor that `fetch` gave back into its slab; it stays as it is until `wait`."""
 
     def store(self, view: Tensor, tensor: Tensor) -> None:
-        """Write a tensor that was computed into a slab."""
+        """Write a tensor that was computed into a slab; it stays as it is until `wait`."""
 
     def forget(self, key: ObjectKey) -> None:
         """The object is dead: drop its copies."""
 
-    def synchronize(self) -> None:
-        """Wait until what was put is in the slabs."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether it computes beside the host, which may begin what comes next meanwhile."""
+
+    def mark(self) -> Any:
+        """Return what `wait` waits for: all that was begun."""
+
+    def wait(self, begun: Any) -> None:
+        """Wait until what was put before a mark is in the slabs."""
+
+    def synchronize(self) -> bool:
+        """Wait for all that was begun; say whether slabs were held for it."""
 
     def peak_bytes(self) -> int | None:
         """Return the most device memory held since the last call, None where there is none."""
@@ -69,6 +82,7 @@ class CpuDevice:
     """Computes on the slabs themselves: nothing is copied."""
 
     device = torch.device("cpu")
+    overlaps = False
 
     @property
     def ahead_bytes(self) -> int:
@@ -86,8 +100,9 @@ class CpuDevice:
         """Nothing is brought."""
         return True
 
-    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
+    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> bool:
         """Nothing is copied."""
+        return True
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
         """Return the view."""
@@ -103,8 +118,15 @@ class CpuDevice:
     def forget(self, key: ObjectKey) -> None:
         """Nothing is kept."""
 
-    def synchronize(self) -> None:
+    def mark(self) -> None:
         """Nothing is under way."""
+
+    def wait(self, begun: None) -> None:
+        """Nothing is under way."""
+
+    def synchronize(self) -> bool:
+        """Nothing is under way."""
+        return False
 
     def peak_bytes(self) -> int | None:
         """There is no device memory."""
@@ -129,14 +151,20 @@ def load_libraries(device: torch.device) -> None:
     """Compute a little, so that the device's libraries are in memory, which are in no budget.
 
     They come with the first product, and stay: hundreds of MiB of RAM that would be taken for what
-    the first segment needs.
+    the first segment needs. Raises ConfigError where the device has no memory.
     """
     if device.type == "cpu":
         return
-    for dtype in (torch.float32, torch.bfloat16):
-        ones = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
-        (gradient,) = torch.autograd.grad((ones @ ones).sum(), ones)
-        float(gradient.sum())  # waits
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            ones = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
+            (gradient,) = torch.autograd.grad((ones @ ones).sum(), ones)
+            float(gradient.sum())  # waits
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the device has no memory for the smallest product ({str(error).splitlines()[0]}): "
+            "set memory.device to more, or end other programs that use the device"
+        ) from error
 
 
 def open_device(name: str, budget_bytes: int | None) -> ComputeDevice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -66,7 +66,10 @@ class _DryRun:
         """
         with self._slabs(instruction.touches) as (_, slabs):
             self._draw(slabs)
-            saved = self._operations.measure_saved(instruction, slabs)
+            try:
+                saved = self._operations.measure_saved(instruction, slabs)
+            except torch.OutOfMemoryError:  # the device's: it cannot keep them for a moment
+                return None
         isomorphism = self.captured.model.segment(instruction.segment).isomorphism
         self.measured.saved_count[isomorphism] = saved.count
         return saved.nbytes if saved.complete else None
@@ -131,6 +134,8 @@ class _DryRun:
                     copy_into(view(self.layouts.array(key), slab), made)
             yield pool, slabs
         finally:
+            with suppress(torch.AcceleratorError):  # which has ended the run already
+                device.synchronize()
             for slab in slabs.values():
                 pool.give(slab)
             pool.trim()
@@ -166,6 +171,7 @@ class _DryRun:
                 operations.norms(instruction, slabs, step)
             case _:
                 operations.backward(instruction, slabs, step)
+        operations.device.synchronize()
 
 
 def dry_run(
@@ -207,8 +213,7 @@ def dry_run(
     if pairs:
         run.forget_seconds(plain)  # the two are compared: the machine may have been slower before
     for step in steps if pairs else ():
-        for pair in pairs:
-            run.sample(list(pair), step)
+        pairs = [pair for pair in pairs if _has_room(run, pair, step)]
         for instruction in plain:
             run.sample([instruction], step)
     taken = run.peak_bytes - floor_bytes
@@ -242,12 +247,25 @@ def _saving_pairs(
         if _slab_bytes(layouts, (forward, backward)) <= limit_bytes:
             pairs.append((forward, backward))
         else:
-            layouts.forget_saved(
-                s.index
-                for s in model.segments
-                if s.isomorphism == model.segment(forward.segment).isomorphism
-            )
+            _forget_saved(run, forward)
     return pairs
+
+
+def _has_room(run: _DryRun, pair: tuple[Instruction, Instruction], step: int) -> bool:
+    """Sample a forward that saves and its backward, and say whether the device has the memory."""
+    try:
+        run.sample(list(pair), step)
+    except torch.OutOfMemoryError:
+        _forget_saved(run, pair[0])
+        return False
+    return True
+
+
+def _forget_saved(run: _DryRun, forward: Instruction) -> None:
+    """Let no segment of a forward's class save."""
+    model = run.captured.model
+    own = model.segment(forward.segment).isomorphism
+    run.layouts.forget_saved(s.index for s in model.segments if s.isomorphism == own)
 
 
 def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from swaptrain.errors import NotFiniteError
+from swaptrain.errors import NotFiniteError, StoppedBySignal
 from swaptrain.execute.clipping import clip_coefficient, mean_loss, total_norm
 from swaptrain.execute.commits import Commits, Ledger
 from swaptrain.execute.guard import BudgetGuard
@@ -20,7 +23,7 @@ from swaptrain.execute.values import KeptValues
 from swaptrain.memory.tier import Tier
 from swaptrain.program.cost import durable_objects
 from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
-from swaptrain.program.turns import settling
+from swaptrain.program.turns import settling, side_by_side
 from swaptrain.spans import span, spanned
 
 __all__ = ["Executor", "StepState", "global_norm"]
@@ -56,8 +59,23 @@ class StepState:
     update_s: float = 0.0
 
 
+@dataclass
+class _Begun:
+    """An instruction that computes, or has computed, and that the rest of the run has not seen."""
+
+    position: int
+    instruction: Instruction
+    slabs: Slabs
+    loss: Tensor | None
+    mark: Any
+    """Of the device, behind it."""
+
+
 class Executor:
-    """Executes instructions in order, each on slabs that the tier brought."""
+    """Executes instructions in order, each on slabs that the tier brought.
+
+    A device that computes beside the host has the next instruction begun while it computes one.
+    """
 
     def __init__(
         self,
@@ -102,27 +120,50 @@ class Executor:
             keeps = self._values is not None
             durable = durable_objects((*program, *following), keeps_values=keeps)
         self._tier.follow(program, following, durable, repeats=self._repeats)
-        settles = settling(program, repeats=self._repeats) if state.commit else ()
-        for position, instruction in enumerate(program):
-            self._begin(instruction)
-            slabs = self._tier.acquire(instruction, position)
-            self._tier.prefetch(position)
-            self._operations.ahead.expect(islice(program, position + 1, None), self._tier.ready)
-            stay = _sums_stay(program[position : position + 2])
-            self._execute(instruction, slabs, state, sums_stay=stay)
-            self._guard.check()
-            if position in settles:
-                self._commits.settle()
-            self._settle_values(instruction, state)
-            self._commits.handoff.observe(instruction)
-            self._make_durable(instruction, slabs, state)
-            self._tier.release(instruction)
-            self._operations.forget(instruction)
-            self._tier.write_behind(position)
-            update = instruction.operation is Operation.UPDATE
-            self._observe(state.update_step if update else state.step, instruction)
-            if not (quiet or instruction.goes_on or position == len(program) - 1):
-                self._tick(instruction)
+        settles = settling(program, repeats=self._repeats) if state.commit else frozenset()
+        under_way: deque[_Begun] = deque()
+        try:
+            for position, instruction in enumerate(program):
+                self._begin(instruction)
+                slabs = self._tier.acquire(instruction, position)
+                self._tier.prefetch(position)
+                self._operations.ahead.expect(islice(program, position + 1, None), self._tier.ready)
+                pair = program[position : position + 2]
+                under_way.append(self._execute(position, instruction, slabs, state, pair))
+                while len(under_way) > self._stays(pair):
+                    done = under_way.popleft()
+                    self._end(done, state, settles)
+                    last = done.position == len(program) - 1
+                    if not (quiet or done.instruction.goes_on or last):
+                        self._tick(done.instruction)
+        except StoppedBySignal:
+            for done in under_way:
+                self._end(done, state, settles)
+            raise
+
+    def _stays(self, pair: Program) -> bool:
+        """Whether the first of two instructions may be under way when the second is begun."""
+        if not self._operations.device.overlaps or len(pair) < 2 or not side_by_side(*pair):
+            return False
+        return self._tier.has_ample_room(key for i in pair for key in i.touches)
+
+    def _end(self, done: _Begun, state: StepState, settles: Collection[int]) -> None:
+        """Wait until an instruction has computed, and do what follows it."""
+        instruction = done.instruction
+        with _timed(instruction, state):
+            self._operations.device.wait(done.mark)
+            if done.loss is not None:
+                state.ledger.losses[instruction.micro_batch] = float(done.loss)
+        self._guard.check()
+        if done.position in settles:
+            self._commits.settle()
+        self._settle_values(instruction, state)
+        self._commits.handoff.observe(instruction)
+        self._make_durable(instruction, done.slabs, state)
+        self._tier.release(instruction)
+        self._tier.write_behind(done.position)
+        update = instruction.operation is Operation.UPDATE
+        self._observe(state.update_step if update else state.step, instruction)
 
     def _settle_values(self, instruction: Instruction, state: StepState) -> None:
         """Before a segment's first instruction counts, let what the one before made be written.
@@ -139,19 +180,17 @@ class Executor:
             self._values.settle()
 
     def _execute(
-        self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
-    ) -> None:
-        begun = time.perf_counter()
-        with span(instruction.operation, instruction):
-            self._compute(instruction, slabs, state, sums_stay=sums_stay)
-        if instruction.operation is Operation.UPDATE:
-            state.update_s += time.perf_counter() - begun
-        else:
-            state.compute_s += time.perf_counter() - begun
+        self, position: int, instruction: Instruction, slabs: Slabs, state: StepState, pair: Program
+    ) -> _Begun:
+        with _timed(instruction, state), span(instruction.operation, instruction):
+            loss = self._compute(instruction, slabs, state, sums_stay=_sums_stay(pair))
+            self._operations.forget(instruction)
+        return _Begun(position, instruction, slabs, loss, self._operations.device.mark())
 
     def _compute(
         self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
-    ) -> None:
+    ) -> Tensor | None:
+        """Return the loss where the instruction makes one."""
         operations, m = self._operations, instruction.micro_batch
         match instruction.operation:
             case Operation.LOAD:
@@ -159,13 +198,9 @@ class Executor:
             case Operation.FORWARD:
                 operations.forward(instruction, slabs, state.step)
             case Operation.TURN | Operation.BACKWARD:
-                loss = operations.backward(instruction, slabs, state.step, sums_stay=sums_stay)
-                if loss is not None:
-                    state.ledger.losses[m] = loss
+                return operations.backward(instruction, slabs, state.step, sums_stay=sums_stay)
             case Operation.EVALUATE:
-                loss = operations.evaluate(instruction, slabs)
-                if loss is not None:
-                    state.ledger.losses[m] = loss
+                return operations.evaluate(instruction, slabs)
             case Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
             case Operation.KEEP:
@@ -177,6 +212,7 @@ class Executor:
                 self._update(instruction, slabs, state)
                 if not instruction.goes_on:
                     state.updated.add(instruction.segment)
+        return None
 
     def _update(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
         coefficient = None
@@ -225,6 +261,20 @@ class Executor:
             self._commits.keep(instruction, slabs, state.step, state.ledger)
         elif self._values is not None and operation is Operation.FORWARD:
             self._values.save(instruction, slabs, state.step)
+
+
+@contextmanager
+def _timed(instruction: Instruction, state: StepState) -> Iterator[None]:
+    """Count the seconds of a `with` block as computing, or as an update."""
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - begun
+        if instruction.operation is Operation.UPDATE:
+            state.update_s += seconds
+        else:
+            state.compute_s += seconds
 
 
 def _sums_stay(pair: Program) -> bool:

@@ -15,6 +15,9 @@ from swaptrain.units import format_size
 
 __all__ = ["named_failures", "out_of_memory"]
 
+_DEVICE_FAILURES = "CUDA error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUSOLVER_STATUS_"
+"""In the text of a RuntimeError that has no class of its own: what torch's libraries report."""
+
 
 @contextmanager
 def named_failures(config: Config) -> Iterator[None]:
@@ -31,11 +34,10 @@ def named_failures(config: Config) -> Iterator[None]:
             "data.micro_batch, or raise memory.device; then run the same command to go on"
         ) from error
     except torch.AcceleratorError as error:
-        raise RunError(
-            f"the device failed ({_first_line(error)}): what was committed is good; run the same "
-            "command to go on, and if it fails again, look at the driver's messages (dmesg)"
-        ) from error
+        raise _device_failure(error) from error
     except Exception as error:
+        if any(name in str(error) for name in _DEVICE_FAILURES):
+            raise _device_failure(error) from error
         if not out_of_memory(error):
             raise
         said = "" if isinstance(error, SwaptrainError) else f" ({_first_line(error)})"
@@ -46,6 +48,13 @@ def named_failures(config: Config) -> Iterator[None]:
             "process (ulimit -v, the container's), or end other programs; then run the same "
             "command again"
         ) from error
+
+
+def _device_failure(error: Exception) -> RunError:
+    return RunError(
+        f"the device failed ({_first_line(error)}): what was committed is good; run the same "
+        "command to go on, and if it fails again, look at the driver's messages (dmesg)"
+    )
 
 
 def out_of_memory(error: BaseException) -> bool:

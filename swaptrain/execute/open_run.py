@@ -248,7 +248,7 @@ class OpenRun:
             host_bytes=config.memory.host,
             least_bytes=plan.peaks.instruction_bytes,
         )
-        tier = self._tier = Tier(pool, self._home)
+        tier = self._tier = Tier(pool, self._home, let_go=self._prepared.device.synchronize)
         committer = self._committer = Committer(self._io, self._slots)
         self._home.barrier = committer.drain
         commits = Commits(

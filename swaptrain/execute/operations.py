@@ -25,7 +25,11 @@ Slabs = Mapping[ObjectKey, Slab]
 
 
 class Operations:
-    """Computes on slabs; knows nothing of disk, commits or order."""
+    """Computes on slabs; knows nothing of disk, commits or order.
+
+    On a device that computes beside the host nothing is waited for: what is made is in the slabs
+    behind `device.wait`. Norms are, and what a loss is as a number.
+    """
 
     def __init__(
         self,
@@ -77,25 +81,22 @@ class Operations:
         self._put_saved(instruction, slabs, memory)
         self._put_buffers(instruction, slabs, operands)
         self._store_outputs(instruction, slabs, outputs)
-        self.device.synchronize()
 
     def measure_saved(self, instruction: Instruction, slabs: Slabs) -> SavedTensors:
         """Run a forward for nothing; return what autograd would save, counted but not kept."""
         self.device.begin(instruction.segment)
         return self._runner.measure_saved(instruction.segment, self._operands(instruction, slabs))
 
-    def evaluate(self, instruction: Instruction, slabs: Slabs) -> float | None:
+    def evaluate(self, instruction: Instruction, slabs: Slabs) -> Tensor | None:
         """Run a forward in evaluation mode; return the loss where the segment makes it."""
         self.device.begin(instruction.segment)
         outputs = self._runner.evaluate(instruction.segment, self._operands(instruction, slabs))
         self._store_outputs(instruction, slabs, outputs)
-        self.device.synchronize()
-        loss = outputs.get(self._model.loss)
-        return None if loss is None else float(loss)
+        return outputs.get(self._model.loss)
 
     def backward(
         self, instruction: Instruction, slabs: Slabs, step: int, *, sums_stay: bool = False
-    ) -> float | None:
+    ) -> Tensor | None:
         """Propagate gradients; return the loss where the segment makes it.
 
         Parameter gradients are added to the segment's accumulator, in the order of the
@@ -154,8 +155,7 @@ class Operations:
                     target.zero_()
                 else:
                     self.device.store(target, gradient)
-        self.device.synchronize()
-        return None if loss is None else float(loss)
+        return loss
 
     def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> dict[str, float]:
         """Return the 2-norm of each parameter's gradient, for clipping.
@@ -228,7 +228,6 @@ class Operations:
         for array, tensors in arrays.items():
             for name, tensor in tensors.items() if only_updates_read(array) else ():
                 self.device.put(hosts[array][name], tensor)
-        self.device.synchronize()
         if coefficient is not None or instruction.goes_on:
             return {}
         return {name: norm.value for name, norm in self._norms.items()}

@@ -128,7 +128,7 @@ class Planner:
             try:
                 plan = self._measured(self._cutter.cut(target_bytes))
             except DeviceBudgetError as error:
-                refused = error
+                refused = error.with_traceback(None)  # whose frames hold the device's memory
                 continue
             if plan.fits:
                 return replace(plan, peaks=plan.check())
@@ -183,7 +183,7 @@ class Planner:
             raise DeviceBudgetError(
                 f"the device has no memory left for a segment ({str(error).splitlines()[0]}): set "
                 "memory.device to more, or memory.segment or data.micro_batch to less"
-            ) from error
+            ) from error.with_traceback(None)
         except (IndexError, torch.AcceleratorError) as error:  # an id that an embedding has not
             if isinstance(error, torch.AcceleratorError) and "assert" not in str(error):
                 raise

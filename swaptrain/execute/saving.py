@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = ["SavedTensors"]
 
-_ALIGNMENT_BYTES = 64
+_ALIGNMENT_BYTES, _DEVICE_ALIGNMENT_BYTES = 64, 512
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -143,12 +143,13 @@ class SavedTensors:
         first, count, whole = own_first, own_count, storage.nbytes() // itemsize
         if 2 * count >= whole and storage.nbytes() % itemsize == 0:
             first, count = 0, whole  # other parts of it are likely to follow
-        # Kernels may choose by the address: what began between two cache lines does so again.
-        start = -(-self.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        start += first * itemsize % _ALIGNMENT_BYTES
+        # Kernels may choose by the address: what began between two cache lines does so again, and
+        # on a device between two blocks of torch's allocator.
+        alignment = _ALIGNMENT_BYTES if tensor.device.type == "cpu" else _DEVICE_ALIGNMENT_BYTES
+        start = -(-self.nbytes // alignment) * alignment + first * itemsize % alignment
         self.nbytes = start + count * itemsize
         if self._memory is None:
-            piece = torch.empty(count, dtype=tensor.dtype)
+            piece = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
         elif self.nbytes <= self._memory.numel():
             piece = self._memory[start : self.nbytes].view(tensor.dtype)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,8 @@ __all__ = ["CudaStreams", "StreamDevice", "Streams"]
 class Streams(Protocol):
     """The queues of a device: one that computes, one for copies to it, one for copies from it.
 
-    Queues run beside each other, and beside the host, in the order of each one alone.
+    Queues run beside each other, and beside the host, in the order of each one alone. A mark is a
+    place in them.
     """
 
     device: torch.device
@@ -31,7 +33,7 @@ class Streams(Protocol):
         """Return memory of the device, laid out like `view`, with undefined content."""
 
     def bring(self, target: Tensor, view: Tensor) -> Any:
-        """Copy a slab's view to the device, behind what is computed so far; return a mark."""
+        """Copy a slab's view to the device, behind what is computed and sent; return a mark."""
 
     def compute_behind(self, mark: Any) -> None:
         """Let what is computed from now on wait for a copy to the device."""
@@ -39,8 +41,11 @@ class Streams(Protocol):
     def send(self, view: Tensor, source: Tensor) -> None:
         """Copy a tensor of the device into a slab's view, behind what is computed so far."""
 
-    def synchronize(self) -> None:
-        """Let the host wait for all copies."""
+    def mark(self) -> Any:
+        """Return a mark behind all that was begun, computing included."""
+
+    def wait(self, mark: Any) -> None:
+        """Let the host wait for a mark that `mark` returned."""
 
     def pin(self, address: int, nbytes: int) -> None:
         """Make memory fit for direct copies."""
@@ -59,16 +64,29 @@ class _Copy:
     """Of the copying, as long as nothing that is computed waits for it."""
 
 
+@dataclass(eq=False)
+class _Begun:
+    """What was begun on the device up to a mark."""
+
+    mark: Any
+    views: list[Tensor]
+    """Of slabs that are copied: as long as they are here, no slab goes or moves."""
+
+
 class StreamDevice:
     """Computes on copies of slabs; those of the segment that comes next come while one computes.
 
     The copies of a segment stay for all micro-batches of its turn, so weights and accumulators
-    cross the bus once per visit.
+    cross the bus once per visit. Nothing waits for the device until `wait` or `synchronize`.
     """
+
+    overlaps = True
 
     def __init__(self, streams: Streams) -> None:
         self.device = streams.device
         self._streams = streams
+        self._views: list[Tensor] = []
+        self._begun: list[_Begun] = []
         self._segment = self._next = -1
         self._copies: dict[tuple[ObjectKey, str], _Copy] = {}
         self._ahead: dict[tuple[ObjectKey, str], _Copy] = {}
@@ -105,24 +123,28 @@ class StreamDevice:
             return (key, name) in self._copies
         return segment == self._next and (key, name) in self._ahead
 
-    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> None:
+    def fetch_ahead(self, segment: int, key: ObjectKey, name: str, view: Tensor) -> bool:
         """Begin to copy what an instruction of `segment` reads, after the one that runs.
 
-        The view has to stay as it is until `synchronize`.
+        The view has to stay as it is until the host has waited. False where the device has no room.
         """
         if segment not in (self._segment, self._next):
             self._ahead, self._next = {}, segment
         held = self._copies if segment == self._segment else self._ahead
         if (key, name) not in held:
-            copy = self._streams.empty(view)
-            held[key, name] = _Copy(copy, self._streams.bring(*once(copy, view)))
+            try:
+                copy = self._streams.empty(view)
+            except torch.OutOfMemoryError:
+                return False
+            held[key, name] = _Copy(copy, self._bring(copy, view))
+        return True
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
         """Copy the view to the device unless its copy is there."""
         found = self._copies.get((key, name))
         if found is None:
             copy = self._streams.empty(view)
-            mark = self._streams.bring(*once(copy, view)) if read else None
+            mark = self._bring(copy, view) if read else None
             found = self._copies[key, name] = _Copy(copy, mark)
         if found.mark is not None:
             self._streams.compute_behind(found.mark)
@@ -130,11 +152,13 @@ class StreamDevice:
         return found.tensor
 
     def put(self, view: Tensor, tensor: Tensor) -> None:
-        """Copy a tensor into its slab."""
+        """Copy a tensor into its slab; it has to stay as it is until the host has waited."""
+        self._views.append(view)
         self._streams.send(view, tensor)
 
     def store(self, view: Tensor, tensor: Tensor) -> None:
-        """Copy what was computed into a slab."""
+        """Copy what was computed into a slab; it has to stay as it is until the host has waited."""
+        self._views.append(view)
         self._streams.send(*once(view, tensor.detach()))
 
     def forget(self, key: ObjectKey) -> None:
@@ -142,10 +166,29 @@ class StreamDevice:
         for entry in [entry for entry in self._copies if entry[0] == key]:
             del self._copies[entry]
 
-    @spanned("wait for copies")
-    def synchronize(self) -> None:
-        """Wait for the copies: slabs may change, or be written to the disk, then."""
-        self._streams.synchronize()
+    def mark(self) -> _Begun:
+        """Return what `wait` waits for: all that was begun."""
+        begun = _Begun(self._streams.mark(), self._views)
+        self._views = []
+        self._begun.append(begun)
+        return begun
+
+    @spanned("wait for the device")
+    def wait(self, begun: _Begun) -> None:
+        """Wait for a mark: what was begun before it is in the slabs, which may change then."""
+        self._streams.wait(begun.mark)
+        while begun in self._begun:
+            self._begun.pop(0).views.clear()
+
+    def synchronize(self) -> bool:
+        """Wait for all that was begun; say whether slabs were held for it."""
+        held = bool(self._views) or any(begun.views for begun in self._begun)
+        self.wait(self.mark())
+        return held
+
+    def _bring(self, copy: Tensor, view: Tensor) -> Any:
+        self._views.append(view)
+        return self._streams.bring(*once(copy, view))
 
     def peak_bytes(self) -> int | None:
         """Return the most memory of the device held since the last call."""
@@ -175,9 +218,11 @@ class CudaStreams:
         return torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=self.device)
 
     def bring(self, target: Tensor, view: Tensor) -> torch.cuda.Event:
-        """Copy a slab's view to the device, behind what is computed so far; return a mark."""
-        # The target's memory may be used until there by what was computed with it before.
+        """Copy a slab's view to the device, behind what is computed and sent; return a mark."""
+        # The target's memory may be used until there by what was computed with it before, and what
+        # the view shows may still be on its way from the device.
         self._in.wait_stream(torch.cuda.current_stream(self.device))
+        self._in.wait_stream(self._out)
         with torch.cuda.stream(self._in):
             target.copy_(view, non_blocking=True)
             mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -190,16 +235,31 @@ class CudaStreams:
         torch.cuda.current_stream(self.device).wait_event(mark)
 
     def send(self, view: Tensor, source: Tensor) -> None:
-        """Copy a tensor of the device into a slab's view, behind what is computed so far."""
+        """Copy a tensor of the device into a slab's view, behind what is computed so far.
+
+        Where they lie otherwise, or have gaps, torch copies by way of memory of its own, which is
+        not pinned: then the host has to wait.
+        """
+        last = sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
+        direct = view.stride() == source.stride() and last + 1 == view.numel()
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._out):
-            view.copy_(source, non_blocking=True)
+            view.copy_(source, non_blocking=direct)
         source.record_stream(self._out)
 
-    def synchronize(self) -> None:
-        """Let the host wait for all copies."""
-        self._in.synchronize()
-        self._out.synchronize()
+    def mark(self) -> tuple[torch.cuda.Event, ...]:
+        """Return a mark behind all that was begun, computing included."""
+        streams = torch.cuda.current_stream(self.device), self._in, self._out
+        # The host sleeps while it waits: I/O threads need its cores.
+        events = tuple(torch.cuda.Event(blocking=True) for _ in streams)  # type: ignore[no-untyped-call]
+        for event, stream in zip(events, streams, strict=True):
+            event.record(stream)
+        return events
+
+    def wait(self, mark: tuple[torch.cuda.Event, ...]) -> None:
+        """Let the host wait for a mark."""
+        for event in mark:
+            event.synchronize()
 
     def pin(self, address: int, nbytes: int) -> None:
         """Register memory with CUDA, so that copies are direct and asynchronous."""
@@ -212,6 +272,8 @@ class CudaStreams:
 
     def unpin(self, address: int, nbytes: int) -> None:
         """Take the registration back, before the memory goes or becomes less."""
+        with suppress(torch.AcceleratorError):  # a device that failed has nothing under way
+            torch.cuda.synchronize(self.device)
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def peak_bytes(self) -> int:

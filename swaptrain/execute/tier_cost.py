@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from swaptrain.config import Config
 from swaptrain.data import Batches
+from swaptrain.errors import RunError
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.price import durable_keys
@@ -57,7 +58,7 @@ def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:
             begun = time.perf_counter()
             rehearsal.run(program, program, durable_keys(program, config))
             taken.append(time.perf_counter() - begun)
-    except OSError:
+    except (OSError, RunError):  # no memory, or none that can be pinned
         return plan
     finally:
         rehearsal.close()

@@ -124,6 +124,8 @@ def _train(
             elif root is not None:
                 step = finished_step(run_dir, root, config)
                 if step is not None:
+                    if config.run.trace:
+                        progress.note("no step is left that run.trace could write of")
                     progress.finish(finished_text(run_dir, step))
                     return
             prepared = Prepared(config, root, progress.note)
@@ -152,8 +154,8 @@ def _train(
 
 def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:
     """Refuse another device than the store was begun on; say once what else is another."""
-    device = str(prepared.device.device)
-    recorded = root.choices["update_device"]
+    device = prepared.device.device.type
+    recorded = root.choices["update_device"].partition(":")[0]
     if device != recorded:
         raise ConfigError(
             f"the run was begun on {recorded} and would go on on {device}, with other bits: set "

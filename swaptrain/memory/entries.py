@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,10 +65,17 @@ class Entry:
 class Entries(dict[ObjectKey, Entry]):
     """The objects in memory. Nothing goes that is pinned, being read or written, or dirty."""
 
-    def __init__(self, pool: Pool, home: Home, wait: Wait, counters: TierCounters) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        home: Home,
+        wait: Wait,
+        counters: TierCounters,
+        let_go: Callable[[], bool],
+    ) -> None:
         super().__init__()
         self._pool, self._home, self._wait = pool, home, wait
-        self._counters = counters
+        self._counters, self._let_go = counters, let_go
         self.whole_to = 0
         """Before this position nothing has to be read that is not here or on its way."""
 
@@ -124,7 +131,9 @@ class Entries(dict[ObjectKey, Entry]):
             dirty = self.spare(dirty=True)
             if dirty:
                 self.start_write(dirty[0][1])
-            if not self._wait_for_any(writes_only=True) and not self._evict_unplanned(position):
+            if self._wait_for_any(writes_only=True) or self._let_go():
+                continue
+            if not self._evict_unplanned(position):
                 self._wait_for_views(size_bytes)
                 return  # everything is pinned: the pool's own refusal says what is missing
 

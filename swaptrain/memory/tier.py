@@ -35,12 +35,22 @@ __all__ = ["Tier"]
 class Tier:
     """Keeps objects in memory for a program, within the budget of `pool`."""
 
-    def __init__(self, pool: Pool, home: Home, wait: Wait = wait) -> None:
-        """Take the memory and the disk; `wait` is given only where time is imagined."""
+    def __init__(
+        self,
+        pool: Pool,
+        home: Home,
+        wait: Wait = wait,
+        *,
+        let_go: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take the memory and the disk; `wait` is given only where time is imagined.
+
+        `let_go` has a device end its copies and says whether it held slabs for them.
+        """
         self._pool, self._home = pool, home
         self._plan = Residency(NextUse(()))
         self.counters = TierCounters()
-        self._entries = Entries(pool, home, wait, self.counters)
+        self._entries = Entries(pool, home, wait, self.counters, let_go)
 
     @spanned("plan memory")
     def follow(
@@ -145,6 +155,11 @@ class Tier:
             entry.busy.extend(done)
             entry.saving = True
             entry.dirty = False
+
+    def has_ample_room(self, keys: Iterable[ObjectKey]) -> bool:
+        """Whether objects take half of the budget at the most: all of them may be pinned then."""
+        nbytes = sum(self._home.size_bytes(key) for key in set(keys))
+        return 2 * nbytes <= self._pool.budget_bytes
 
     def resident(self) -> list[ObjectKey]:
         """Return the objects that are in memory."""

@@ -1,12 +1,14 @@
-"""When the disk must have what a segment's turn has left to be written."""
+"""Which instructions may be under way together, and when the disk must have what a turn leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swaptrain.program.instructions import Instruction, Operation
+from swaptrain.program.instructions import Instruction, Kind, Operation
 
-__all__ = ["settling"]
+__all__ = ["settling", "side_by_side"]
+
+_COMPUTING = Operation.FORWARD, Operation.TURN, Operation.BACKWARD, Operation.EVALUATE
 
 
 def settling(program: Sequence[Instruction], *, repeats: int) -> frozenset[int]:
@@ -30,3 +32,15 @@ def settling(program: Sequence[Instruction], *, repeats: int) -> frozenset[int]:
             positions.append(position)
             owed = False
     return frozenset(positions)
+
+
+def side_by_side(first: Instruction, second: Instruction) -> bool:
+    """Whether a device may begin the second before the host has done what follows the first.
+
+    What the first has touched may still be on its way to the host, which may write it to the disk
+    then, or give it up: the second must neither change it nor make it anew. Sums leave the device
+    when nothing more is added to them.
+    """
+    changed = {key for key in second.changes if key.kind is not Kind.ACCUMULATOR}
+    begins = first.operation in (*_COMPUTING, Operation.UPDATE) and second.operation in _COMPUTING
+    return begins and changed.union(second.writes).isdisjoint(first.touches)

@@ -53,6 +53,7 @@ class LockOwner:
 class RunLock:
     """Holds `RUN/lock` by flock until it is closed; the file says who: pid, host, boot id.
 
+    The directory is locked with it, for the case that somebody deletes the file meanwhile.
     A lock whose holder died, on whatever machine, is taken over; `note` hears of it when the
     holder was on another host, whose locks the kernel here may not know. What is there under the
     name and cannot be a lock file of this run (a link, an empty directory) is replaced. Raises
@@ -62,7 +63,7 @@ class RunLock:
     def __init__(self, run_dir: Path, *, note: Callable[[str], None] = lambda _: None) -> None:
         self._path = run_dir.absolute() / "lock"
         self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
-        self._descriptor = -1
+        self._descriptor = self._directory = -1
         make_directory(self._path.parent)
         held = False
         for _ in range(_TRIES):
@@ -85,12 +86,16 @@ class RunLock:
                 f"{run_dir} is in use by another process ({owner}): wait until it ends, or stop it"
             )
         _open_locks.add(self)
+        self._hold_directory(run_dir)
         if self._path in self._made:
             self._flush_name()
         self._sign(run_dir, note)
 
     def close(self) -> None:
         """Release the lock; the file stays. Doing it twice does no harm."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -107,6 +112,26 @@ class RunLock:
                 break
             else:
                 path.rmdir()
+
+    def _hold_directory(self, run_dir: Path) -> None:
+        """Lock the directory too: somebody may delete the file while its holder goes on."""
+        try:
+            self._directory = os.open(
+                self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+            held = try_lock(self._directory)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:  # `_flock` has said so
+                return
+            self.close()
+            raise run_error(error, self._path.parent, "lock") from error
+        if not held:
+            self.close()
+            self.withdraw()
+            raise RunError(
+                f"{run_dir} is in use by another process, whose lock file somebody has deleted: "
+                "wait until it ends, or stop it"
+            )
 
     def _flush_name(self) -> None:
         """Make the file durable before anything else is there: a directory with it is a run's."""

@@ -92,5 +92,7 @@ def test_each_allocator_that_fails_is_told_from_a_bug(kind: str, tmp_path: Path)
             raise MemoryError
         except MemoryError as error:
             raise CaptureError("the model cannot be captured") from error
+    with pytest.raises(RunError, match=r"the device failed .CUDA error"), named_failures(config):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
     with pytest.raises(ZeroDivisionError), named_failures(config):
         _ = 1 // 0

@@ -36,3 +36,27 @@ def test_where_free_bytes_lie_in_pieces_more_is_evicted_until_one_hole_is_enough
         large = tier.acquire(one(reads=(LARGE,)), 0)[LARGE]
         assert bytes(large.memory) == home.contents[LARGE]
         assert bytes(view) == home.contents[KEYS[1]]
+
+
+def test_slabs_that_a_device_holds_are_let_go_before_the_pool_refuses() -> None:
+    """Its copies under way keep the room of what was dropped."""
+    home = LateHome()
+    home.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
+    home.size_bytes = lambda key: PAGE_BYTES  # type: ignore[method-assign]
+    held = []
+
+    def let_go() -> bool:
+        held_any = bool(held)
+        held.clear()
+        return held_any
+
+    pool = PinnedPool(2 * PAGE_BYTES, lambda *_: None, lambda *_: None)
+    tier = Tier(pool, home, home.wait, let_go=let_go)
+    with waits_complete(home):
+        for key in KEYS[:2]:
+            held.append(tier.acquire(one(reads=(key,)), 0)[key].memory)
+            tier.release(one(reads=(key,)))
+            tier.free(key)
+        assert not pool.has_room(PAGE_BYTES)
+        slab = tier.acquire(one(reads=(KEYS[2],)), 0)[KEYS[2]]
+        assert bytes(slab.memory) == home.contents[KEYS[2]]

@@ -38,7 +38,7 @@ class Notes(list[str]):
         self.append(text)
 
 
-def test_a_run_is_traced_whole(tmp_path: Path) -> None:
+def test_a_run_is_traced_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every instruction of the steps that are traced is there, and every byte; then it ends."""
     seen: list[tuple[int, str]] = []
 
@@ -62,6 +62,9 @@ def test_a_run_is_traced_whole(tmp_path: Path) -> None:
     updates = [event for event in found if event["name"] == "update"]
     assert len(commits) >= len(updates) - 1 > 1, "the last one may end behind the trace"
     assert Recorder().take() == [], "a finished trace records no more"
+    capsys.readouterr()
+    trained(config)
+    assert "no step is left that run.trace could write of" in capsys.readouterr().out
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 
-from swaptrain.program.instructions import Instruction, Operation
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.step import StepBuilder
-from swaptrain.program.turns import settling
+from swaptrain.program.turns import settling, side_by_side
 from tests.program.models import builders
 
 
@@ -52,3 +54,30 @@ def test_each_turn_settles_once(builder: StepBuilder) -> None:
             if instruction.operation in (Operation.UPDATE, Operation.SETTLE):
                 assert settled
         assert settled
+
+
+def test_what_the_host_may_still_need_is_left_alone() -> None:
+    sums = ObjectKey(Kind.ACCUMULATOR, "gradient", 2)
+    means = ObjectKey(Kind.STATE, "buffers_float32", 2)
+    weights = ObjectKey(Kind.STATE, "weights", 2)
+    first = Instruction(Operation.BACKWARD, 2, 0, reads=(weights,), writes=(sums,))
+    second = Instruction(Operation.BACKWARD, 2, 1, reads=(weights,), changes=(sums,))
+    assert side_by_side(first, second)
+    assert side_by_side(Instruction(Operation.UPDATE, 2, changes=(weights,)), first)
+    assert not side_by_side(Instruction(Operation.UPDATE, 2, reads=(sums,), frees=(sums,)), first)
+    assert not side_by_side(second, Instruction(Operation.UPDATE, 2, changes=(weights,)))
+    assert not side_by_side(second, Instruction(Operation.KEEP, 2, reads=(sums,)))
+    norm = Instruction(Operation.FORWARD, 2, 0, changes=(means,))
+    assert not side_by_side(norm, norm)
+
+
+@given(builder=builders())
+def test_micro_batches_of_a_turn_are_begun_before_the_one_before_has_ended(
+    builder: StepBuilder,
+) -> None:
+    """But where a forward changes buffers."""
+    for first, second in pairwise(builder.step()):
+        same_turn = first.segment == second.segment and first.operation is second.operation
+        buffers = any(key.kind is Kind.STATE for key in (*first.changes, *second.changes))
+        if same_turn and first.operation in (Operation.FORWARD, Operation.BACKWARD):
+            assert side_by_side(first, second) == (not buffers)

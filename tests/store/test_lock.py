@@ -40,6 +40,20 @@ BEFORE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.parametrize("new", [True, False], ids=["no other yet", "another one"])
+def test_a_deleted_lock_file_lets_nobody_in(new: bool, tmp_path: Path) -> None:
+    """Its holder goes on; a second process is refused, and leaves nothing of its own."""
+    run_dir = tmp_path / "run"
+    with RunLock(run_dir):
+        (run_dir / "lock").unlink()
+        if not new:
+            (run_dir / "lock").touch()
+        with pytest.raises(RunError, match="whose lock file somebody has deleted"):
+            RunLock(run_dir)
+        assert (run_dir / "lock").exists() == (not new)
+    RunLock(run_dir).close()
+
+
 @pytest.mark.parametrize("before", BEFORE)
 def test_what_lies_there_is_taken_over(before: str, tmp_path: Path) -> None:
     """Without a word, and a link's target is left alone."""
