@@ -50,14 +50,15 @@ class Log:
         execute, initialise, finish = Executor._execute, Executor.__init__, OpenRun.finish
 
         def executed(
-            executor: Executor, instruction: Instruction, slabs: Any, state: Any, **options: Any
-        ) -> None:
+            executor: Executor, position: int, instruction: Instruction, slabs: Any, state: Any,
+            pair: Any,
+        ) -> Any:  # fmt: skip
             update = instruction.operation is Operation.UPDATE
             step = state.update_step if update else state.step
             name = instruction.operation.value
             self._now = f"{step} {name} {instruction.segment} {instruction.micro_batch}"
             self.write(f"b {self._now}")
-            execute(executor, instruction, slabs, state, **options)
+            return execute(executor, position, instruction, slabs, state, pair)
 
         def initialised(executor: Executor, *arguments: Any, observe: Any, **named: Any) -> None:
             def observed(step: int, instruction: Instruction) -> None:

@@ -13,7 +13,7 @@ __all__ = ["GpuBusy"]
 
 COMMAND = (
     "nvidia-smi",
-    "--id=" + os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
+    "--id=" + (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").partition(",")[0],
     "--query-gpu=utilization.gpu",
     "--format=csv,noheader,nounits",
     "--loop-ms=200",

@@ -23,7 +23,7 @@ from swaptrain.execute.streams import StreamDevice
 from swaptrain.execute.train import train
 from swaptrain.execute.training import Training
 from swaptrain.execute.watch import Watch
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.turns import side_by_side
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
@@ -108,8 +108,9 @@ def test_late_copies_change_no_bit(
     make_durable = Executor._make_durable
 
     def after_its_copies(*args: Any) -> None:
-        for key in (*args[1].changes, *args[1].writes):
-            stays = key.kind is Kind.ACCUMULATOR  # the next micro-batch goes on with it
+        sums = args[1].operation in (Operation.KEEP, Operation.SETTLE)
+        for key in args[1].touches if sums else (*args[1].changes, *args[1].writes):
+            stays = not sums and key.kind is Kind.ACCUMULATOR  # the next one goes on with it
             memory = args[2][key].tensor(torch.uint8, args[2][key].nbytes)
             assert stays or not late.reaches(memory), "it may not have reached its slab"
         make_durable(*args)
@@ -131,7 +132,14 @@ def test_a_stop_finds_nothing_under_way(
     streams = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
     config = _config(tmp_path / "run", "llama", settings)
-    tick, left = Watch.tick, [0]
+    tick, left, save = Watch.tick, [0], Training._save_what_is_done
+    under_way: list[int] = []
+
+    def noted(training: Training, stop: StoppedBySignal) -> None:
+        under_way.append(streams.under_way)
+        save(training, stop)
+
+    monkeypatch.setattr(Training, "_save_what_is_done", noted)
     for instructions in (1, 2, 5, 9, 14, 23):
         left[0] = instructions
 
@@ -144,7 +152,7 @@ def test_a_stop_finds_nothing_under_way(
         monkeypatch.setattr(Watch, "tick", stopped)
         with pytest.raises(StoppedBySignal):
             trained(config)
-        assert streams.under_way == 0
+        assert under_way.pop() == 0
     monkeypatch.setattr(Watch, "tick", tick)
     assert losses(trained(config)) == losses(plain)
     assert_same_bits(weights(config.run.dir), weights(plain))
@@ -249,7 +257,7 @@ def test_what_autograd_saves_crosses_once_and_as_a_whole(
         if slab.dtype == torch.uint8:
             crossed[way].append(slab.nbytes)
 
-    monkeypatch.setattr(streams, "bring", lambda t, v: (noted("came", v), bring(t, v))[1])
+    monkeypatch.setattr(streams, "bring", lambda t, v, b: (noted("came", v), bring(t, v, b))[1])
     monkeypatch.setattr(streams, "send", lambda v, s: (noted("left", v), send(v, s))[1])
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
     run = Training.run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from swaptrain.capture.capture import Captured
 from swaptrain.execute.device import ComputeDevice
@@ -29,15 +29,24 @@ class Ahead:
         self._captured, self._layouts, self._device = captured, layouts, device
         self._coming: Iterable[Instruction] = ()
         self._ready: Callable[[ObjectKey], Slab | None] = lambda _: None
+        self._beside: Sequence[Instruction] = ()
 
     def expect(
-        self, coming: Iterable[Instruction], ready: Callable[[ObjectKey], Slab | None]
+        self,
+        coming: Iterable[Instruction],
+        ready: Callable[[ObjectKey], Slab | None],
+        *,
+        beside: Sequence[Instruction],
     ) -> None:
-        """Say what comes behind the next instruction that is executed.
+        """Say what comes behind the next instruction that is executed, and what is under way.
 
         `ready` gives the slab of an object that is in memory, which nobody writes to meanwhile.
         """
-        self._coming, self._ready = coming, ready
+        self._coming, self._ready, self._beside = coming, ready, beside
+
+    def has_room(self, pair: Sequence[Instruction]) -> bool:
+        """Whether the device has the memory for two instructions under way."""
+        return needed_bytes(pair, self._captured, self._layouts) <= self._device.ahead_bytes
 
     def fetch(self, instruction: Instruction) -> None:
         """Begin to copy what comes behind an instruction whose own operands are on their way.
@@ -49,7 +58,7 @@ class Ahead:
         room = self._device.ahead_bytes
         if not room:
             return
-        room -= needed_bytes(instruction, self._captured, self._layouts)
+        room -= needed_bytes([*self._beside, instruction], self._captured, self._layouts)
         known = set(instruction.touches)
         for distance, later in enumerate(coming):
             slabs: dict[ObjectKey, Slab] = {}

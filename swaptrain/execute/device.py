@@ -65,11 +65,17 @@ class ComputeDevice(Protocol):
     def overlaps(self) -> bool:
         """Whether it computes beside the host, which may begin what comes next meanwhile."""
 
+    def bring_back(self, tensor: Tensor) -> Tensor:
+        """Return a small tensor on the host, where its content is behind the next mark."""
+
     def mark(self) -> Any:
         """Return what `wait` waits for: all that was begun."""
 
-    def wait(self, begun: Any) -> None:
-        """Wait until what was put before a mark is in the slabs."""
+    def wait(self, begun: Any) -> float | None:
+        """Wait until what was put before a mark is in the slabs.
+
+        Return the seconds in which the device computed the instruction; None where it is the host.
+        """
 
     def synchronize(self) -> bool:
         """Wait for all that was begun; say whether slabs were held for it."""
@@ -117,6 +123,10 @@ class CpuDevice:
 
     def forget(self, key: ObjectKey) -> None:
         """Nothing is kept."""
+
+    def bring_back(self, tensor: Tensor) -> Tensor:
+        """It is on the host."""
+        return tensor
 
     def mark(self) -> None:
         """Nothing is under way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from swaptrain.capture.capture import Captured
 from swaptrain.errors import BudgetError
 from swaptrain.execute.layouts import Layouts
@@ -24,8 +26,8 @@ def check_device_budget(
     with exit 1 and can go on with a larger one.
     """
 
-    largest = max(program, key=lambda i: needed_bytes(i, captured, layouts))
-    needed = needed_bytes(largest, captured, layouts)
+    largest = max(program, key=lambda i: needed_bytes([i], captured, layouts))
+    needed = needed_bytes([largest], captured, layouts)
     if needed > budget_bytes:
         raise DeviceBudgetError(
             f"memory.device is {format_size(budget_bytes)}, and {largest} needs "
@@ -34,12 +36,13 @@ def check_device_budget(
         )
 
 
-def needed_bytes(instruction: Instruction, captured: Captured, layouts: Layouts) -> int:
-    """Return what an instruction takes on the device at most, from the graph's own sizes.
+def needed_bytes(instructions: Iterable[Instruction], captured: Captured, layouts: Layouts) -> int:
+    """Return what instructions take on the device at most, one behind the other.
 
-    The objects that it touches and every tensor that its segment computes.
+    From the graph's own sizes: the objects that they touch, which may be on their way until the
+    last has ended, and every tensor that the segment of one computes.
     """
-    held = sum(layouts.size_bytes(key) for key in set(instruction.touches))
-    if instruction.segment == 0:
-        return held
-    return held + captured.model.segment(instruction.segment).activation_bytes
+    segments = {i.segment for i in instructions if i.segment}
+    held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
+    most = max((captured.model.segment(k).activation_bytes for k in segments), default=0)
+    return held + most

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -67,6 +66,9 @@ class _Begun:
     instruction: Instruction
     slabs: Slabs
     loss: Tensor | None
+    """On the host, where it is behind the mark."""
+    seconds: float
+    """In which the host computed it, or had the device begin."""
     mark: Any
     """Of the device, behind it."""
 
@@ -127,7 +129,11 @@ class Executor:
                 self._begin(instruction)
                 slabs = self._tier.acquire(instruction, position)
                 self._tier.prefetch(position)
-                self._operations.ahead.expect(islice(program, position + 1, None), self._tier.ready)
+                self._operations.ahead.expect(
+                    islice(program, position + 1, None),
+                    self._tier.ready,
+                    beside=[begun.instruction for begun in under_way],
+                )
                 pair = program[position : position + 2]
                 under_way.append(self._execute(position, instruction, slabs, state, pair))
                 while len(under_way) > self._stays(pair):
@@ -145,15 +151,19 @@ class Executor:
         """Whether the first of two instructions may be under way when the second is begun."""
         if not self._operations.device.overlaps or len(pair) < 2 or not side_by_side(*pair):
             return False
-        return self._tier.has_ample_room(key for i in pair for key in i.touches)
+        return self._operations.ahead.has_room(pair) and self._tier.has_room_beside(*pair)
 
     def _end(self, done: _Begun, state: StepState, settles: Collection[int]) -> None:
         """Wait until an instruction has computed, and do what follows it."""
         instruction = done.instruction
-        with _timed(instruction, state):
-            self._operations.device.wait(done.mark)
-            if done.loss is not None:
-                state.ledger.losses[instruction.micro_batch] = float(done.loss)
+        measured_s = self._operations.device.wait(done.mark)
+        seconds = done.seconds if measured_s is None else measured_s
+        if instruction.operation is Operation.UPDATE:
+            state.update_s += seconds
+        else:
+            state.compute_s += seconds
+        if done.loss is not None:
+            state.ledger.losses[instruction.micro_batch] = float(done.loss)
         self._guard.check()
         if done.position in settles:
             self._commits.settle()
@@ -182,10 +192,14 @@ class Executor:
     def _execute(
         self, position: int, instruction: Instruction, slabs: Slabs, state: StepState, pair: Program
     ) -> _Begun:
-        with _timed(instruction, state), span(instruction.operation, instruction):
+        begun = time.perf_counter()
+        device = self._operations.device
+        with span(instruction.operation, instruction):
             loss = self._compute(instruction, slabs, state, sums_stay=_sums_stay(pair))
             self._operations.forget(instruction)
-        return _Begun(position, instruction, slabs, loss, self._operations.device.mark())
+            loss = None if loss is None else device.bring_back(loss)
+        seconds = time.perf_counter() - begun
+        return _Begun(position, instruction, slabs, loss, seconds, device.mark())
 
     def _compute(
         self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
@@ -261,20 +275,6 @@ class Executor:
             self._commits.keep(instruction, slabs, state.step, state.ledger)
         elif self._values is not None and operation is Operation.FORWARD:
             self._values.save(instruction, slabs, state.step)
-
-
-@contextmanager
-def _timed(instruction: Instruction, state: StepState) -> Iterator[None]:
-    """Count the seconds of a `with` block as computing, or as an update."""
-    begun = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds = time.perf_counter() - begun
-        if instruction.operation is Operation.UPDATE:
-            state.update_s += seconds
-        else:
-            state.compute_s += seconds
 
 
 def _sums_stay(pair: Program) -> bool:

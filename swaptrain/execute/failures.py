@@ -36,7 +36,7 @@ def named_failures(config: Config) -> Iterator[None]:
     except torch.AcceleratorError as error:
         raise _device_failure(error) from error
     except Exception as error:
-        if any(name in str(error) for name in _DEVICE_FAILURES):
+        if isinstance(error, RuntimeError) and any(n in str(error) for n in _DEVICE_FAILURES):
             raise _device_failure(error) from error
         if not out_of_memory(error):
             raise

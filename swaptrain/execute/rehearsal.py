@@ -4,9 +4,10 @@ Processor and disk are each a queue. An instruction takes the seconds that were 
 I/O beside it, and as many more as the requests that the disk serves meanwhile cost the processor; a
 request takes its bytes over the disk's speed, behind those that were made before it. What is read
 when, what gives way to it and what is waited for is what the tier decides, and the order is the
-executor's. So the bytes are those that a run moves, with what is read twice since a commit still
-holds its memory, and the seconds contain what cannot run side by side: a forward that finds all it
-needs in memory leaves the disk idle, whatever its backward will wait for.
+executor's (but for a GPU's, which has the next instruction begun before one has ended). So the
+bytes are those that a run moves, with what is read twice since a commit still holds its memory, and
+the seconds contain what cannot run side by side: a forward that finds all it needs in memory leaves
+the disk idle, whatever its backward will wait for.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,20 +34,35 @@ class Streams(Protocol):
     def empty(self, view: Tensor) -> Tensor:
         """Return memory of the device, laid out like `view`, with undefined content."""
 
-    def bring(self, target: Tensor, view: Tensor) -> Any:
-        """Copy a slab's view to the device, behind what is computed and sent; return a mark."""
+    def bring(self, target: Tensor, view: Tensor, behind: Sequence[Any]) -> Any:
+        """Copy a slab's view to the device, behind what is computed so far; return a mark.
+
+        Behind these copies from the device too, which put there what the view shows.
+        """
 
     def compute_behind(self, mark: Any) -> None:
         """Let what is computed from now on wait for a copy to the device."""
 
-    def send(self, view: Tensor, source: Tensor) -> None:
-        """Copy a tensor of the device into a slab's view, behind what is computed so far."""
+    def send(self, view: Tensor, source: Tensor) -> Any:
+        """Copy a tensor of the device to the host, behind what is computed; return a mark."""
+
+    def host_copy(self, source: Tensor) -> Tensor:
+        """Return memory of the host for a tensor of the device, with undefined content."""
+
+    def compute_mark(self) -> Any:
+        """Return a mark behind all that is computed so far."""
 
     def mark(self) -> Any:
         """Return a mark behind all that was begun, computing included."""
 
     def wait(self, mark: Any) -> None:
         """Let the host wait for a mark that `mark` returned."""
+
+    def seconds(self, first: Any, last: Any) -> float | None:
+        """Return the seconds between a mark of the computing and one of all, when both are past.
+
+        None where nobody measures them.
+        """
 
     def pin(self, address: int, nbytes: int) -> None:
         """Make memory fit for direct copies."""
@@ -69,8 +86,23 @@ class _Begun:
     """What was begun on the device up to a mark."""
 
     mark: Any
+    first: Any
+    """A mark before the computing of its instruction; None where there was none."""
     views: list[Tensor]
     """Of slabs that are copied: as long as they are here, no slab goes or moves."""
+    sent: int
+    """Copies from the device so far."""
+
+
+@dataclass
+class _Sent:
+    """A copy from the device that nobody has waited for."""
+
+    number: int
+    begin: int
+    end: int
+    """Addresses."""
+    mark: Any
 
 
 class StreamDevice:
@@ -87,6 +119,9 @@ class StreamDevice:
         self._streams = streams
         self._views: list[Tensor] = []
         self._begun: list[_Begun] = []
+        self._first: Any = None
+        self._sent: deque[_Sent] = deque()
+        self._count = 0
         self._segment = self._next = -1
         self._copies: dict[tuple[ObjectKey, str], _Copy] = {}
         self._ahead: dict[tuple[ObjectKey, str], _Copy] = {}
@@ -113,6 +148,7 @@ class StreamDevice:
 
     def begin(self, segment: int) -> None:
         """Drop the copies of the segment before; take over those that were made ahead."""
+        self._first = self._streams.compute_mark()
         if segment != self._segment:
             self._copies = self._ahead if segment == self._next else {}
             self._ahead, self._next, self._segment = {}, -1, segment
@@ -153,13 +189,17 @@ class StreamDevice:
 
     def put(self, view: Tensor, tensor: Tensor) -> None:
         """Copy a tensor into its slab; it has to stay as it is until the host has waited."""
-        self._views.append(view)
-        self._streams.send(view, tensor)
+        self._send(view, tensor)
 
     def store(self, view: Tensor, tensor: Tensor) -> None:
         """Copy what was computed into a slab; it has to stay as it is until the host has waited."""
-        self._views.append(view)
-        self._streams.send(*once(view, tensor.detach()))
+        self._send(*once(view, tensor.detach()))
+
+    def bring_back(self, tensor: Tensor) -> Tensor:
+        """Return a small tensor on the host, where its content is behind the next mark."""
+        copy = self._streams.host_copy(tensor)
+        self._send(copy, tensor.detach())
+        return copy
 
     def forget(self, key: ObjectKey) -> None:
         """Drop the copies of a dead object."""
@@ -168,17 +208,23 @@ class StreamDevice:
 
     def mark(self) -> _Begun:
         """Return what `wait` waits for: all that was begun."""
-        begun = _Begun(self._streams.mark(), self._views)
-        self._views = []
+        begun = _Begun(self._streams.mark(), self._first, self._views, self._count)
+        self._first, self._views = None, []
         self._begun.append(begun)
         return begun
 
     @spanned("wait for the device")
-    def wait(self, begun: _Begun) -> None:
-        """Wait for a mark: what was begun before it is in the slabs, which may change then."""
+    def wait(self, begun: _Begun) -> float | None:
+        """Wait for a mark: what was begun before it is in the slabs, which may change then.
+
+        Return the seconds in which its instruction was computed, where they are measured.
+        """
         self._streams.wait(begun.mark)
         while begun in self._begun:
             self._begun.pop(0).views.clear()
+        while self._sent and self._sent[0].number <= begun.sent:
+            self._sent.popleft()
+        return None if begun.first is None else self._streams.seconds(begun.first, begun.mark)
 
     def synchronize(self) -> bool:
         """Wait for all that was begun; say whether slabs were held for it."""
@@ -186,13 +232,28 @@ class StreamDevice:
         self.wait(self.mark())
         return held
 
+    def _send(self, view: Tensor, tensor: Tensor) -> None:
+        self._views.append(view)
+        self._count += 1
+        mark = self._streams.send(view, tensor)
+        self._sent.append(_Sent(self._count, *_addresses(view), mark))
+
     def _bring(self, copy: Tensor, view: Tensor) -> Any:
         self._views.append(view)
-        return self._streams.bring(*once(copy, view))
+        begin, end = _addresses(view)
+        behind = [sent.mark for sent in self._sent if sent.begin < end and begin < sent.end]
+        return self._streams.bring(*once(copy, view), behind)
 
     def peak_bytes(self) -> int | None:
         """Return the most memory of the device held since the last call."""
         return self._streams.peak_bytes()
+
+
+def _addresses(view: Tensor) -> tuple[int, int]:
+    """Return where the memory of a view begins and ends."""
+    last = sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
+    elements = last + 1 if view.numel() else 0
+    return view.data_ptr(), view.data_ptr() + elements * view.element_size()
 
 
 class CudaStreams:
@@ -217,12 +278,14 @@ class CudaStreams:
         """Return memory of the device, laid out like `view`, with undefined content."""
         return torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=self.device)
 
-    def bring(self, target: Tensor, view: Tensor) -> torch.cuda.Event:
-        """Copy a slab's view to the device, behind what is computed and sent; return a mark."""
-        # The target's memory may be used until there by what was computed with it before, and what
-        # the view shows may still be on its way from the device.
+    def bring(
+        self, target: Tensor, view: Tensor, behind: Sequence[torch.cuda.Event]
+    ) -> torch.cuda.Event:
+        """Copy a slab's view to the device, behind what is computed so far; return a mark."""
+        # The target's memory may be used until there by what was computed with it before.
         self._in.wait_stream(torch.cuda.current_stream(self.device))
-        self._in.wait_stream(self._out)
+        for sent in behind:
+            self._in.wait_event(sent)
         with torch.cuda.stream(self._in):
             target.copy_(view, non_blocking=True)
             mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -234,24 +297,37 @@ class CudaStreams:
         """Let what is computed from now on wait for a copy to the device."""
         torch.cuda.current_stream(self.device).wait_event(mark)
 
-    def send(self, view: Tensor, source: Tensor) -> None:
-        """Copy a tensor of the device into a slab's view, behind what is computed so far.
+    def send(self, view: Tensor, source: Tensor) -> torch.cuda.Event:
+        """Copy a tensor of the device to the host, behind what is computed so far; return a mark.
 
         Where they lie otherwise, or have gaps, torch copies by way of memory of its own, which is
         not pinned: then the host has to wait.
         """
-        last = sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
-        direct = view.stride() == source.stride() and last + 1 == view.numel()
+        begin, end = _addresses(view)
+        direct = view.stride() == source.stride() and end - begin == view.nbytes
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._out):
             view.copy_(source, non_blocking=direct)
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record(self._out)
         source.record_stream(self._out)
+        return mark
+
+    def host_copy(self, source: Tensor) -> Tensor:
+        """Return pinned memory of torch's own for a tensor of the device."""
+        return torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+
+    def compute_mark(self) -> torch.cuda.Event:
+        """Return a mark behind all that is computed so far."""
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record(torch.cuda.current_stream(self.device))
+        return mark
 
     def mark(self) -> tuple[torch.cuda.Event, ...]:
         """Return a mark behind all that was begun, computing included."""
         streams = torch.cuda.current_stream(self.device), self._in, self._out
         # The host sleeps while it waits: I/O threads need its cores.
-        events = tuple(torch.cuda.Event(blocking=True) for _ in streams)  # type: ignore[no-untyped-call]
+        events = tuple(torch.cuda.Event(blocking=True, enable_timing=True) for _ in streams)  # type: ignore[no-untyped-call]
         for event, stream in zip(events, streams, strict=True):
             event.record(stream)
         return events
@@ -260,6 +336,10 @@ class CudaStreams:
         """Let the host wait for a mark."""
         for event in mark:
             event.synchronize()
+
+    def seconds(self, first: torch.cuda.Event, last: tuple[torch.cuda.Event, ...]) -> float:
+        """Return the seconds between a mark of the computing and one of all."""
+        return float(first.elapsed_time(last[0])) / 1000
 
     def pin(self, address: int, nbytes: int) -> None:
         """Register memory with CUDA, so that copies are direct and asynchronous."""

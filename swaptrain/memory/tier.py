@@ -156,10 +156,18 @@ class Tier:
             entry.saving = True
             entry.dirty = False
 
-    def has_ample_room(self, keys: Iterable[ObjectKey]) -> bool:
-        """Whether objects take half of the budget at the most: all of them may be pinned then."""
-        nbytes = sum(self._home.size_bytes(key) for key in set(keys))
-        return 2 * nbytes <= self._pool.budget_bytes
+    def has_room_beside(self, first: Instruction, second: Instruction) -> bool:
+        """Whether what the second touches finds room while the first has all that is its own.
+
+        Of slabs that are free or that the plan can spare, and no more than half of all for both, so
+        that what is free can be put together.
+        """
+        size_bytes, entries = self._home.size_bytes, self._entries
+        both = sum(size_bytes(key) for key in {*first.touches, *second.touches})
+        missing = sum(size_bytes(key) for key in set(second.touches) if key not in entries)
+        spare = sum(entries[key].slab.nbytes for _, key in entries.spare())
+        free = self._pool.budget_bytes - self._pool.live_bytes
+        return 2 * both <= self._pool.budget_bytes and missing <= free + spare
 
     def resident(self) -> list[ObjectKey]:
         """Return the objects that are in memory."""

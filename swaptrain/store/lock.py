@@ -119,19 +119,18 @@ class RunLock:
             self._directory = os.open(
                 self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             )
-            held = try_lock(self._directory)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:  # `_flock` has said so
-                return
-            self.close()
-            raise run_error(error, self._path.parent, "lock") from error
-        if not held:
-            self.close()
-            self.withdraw()
-            raise RunError(
-                f"{run_dir} is in use by another process, whose lock file somebody has deleted: "
-                "wait until it ends, or stop it"
-            )
+            for _ in range(_TRIES):
+                if try_lock(self._directory):
+                    return
+                time.sleep(_PAUSE_S)  # who ends gives it back behind the file
+        except OSError:
+            return  # a directory that cannot be locked: the file is, or `_flock` has said so
+        self.close()
+        self.withdraw()
+        raise RunError(
+            f"{run_dir} is in use by another process, whose lock file somebody has deleted, or "
+            "which holds a lock on the directory itself (flock): wait until it ends, or stop it"
+        )
 
     def _flush_name(self) -> None:
         """Make the file durable before anything else is there: a directory with it is a run's."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from swaptrain.errors import BudgetError, CaptureError, RunError
+from swaptrain.errors import BudgetError, CaptureError, ConfigError, RunError
 from swaptrain.execute import ram
 from swaptrain.execute.failures import named_failures
 from swaptrain.memory.limits import CgroupLimit
@@ -94,5 +94,9 @@ def test_each_allocator_that_fails_is_told_from_a_bug(kind: str, tmp_path: Path)
             raise CaptureError("the model cannot be captured") from error
     with pytest.raises(RunError, match=r"the device failed .CUDA error"), named_failures(config):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+    with pytest.raises(ConfigError, match="device-side assert"), named_failures(config):
+        raise ConfigError(
+            "the model fails on the first micro-batch: CUDA error: device-side assert"
+        )
     with pytest.raises(ZeroDivisionError), named_failures(config):
         _ = 1 // 0

@@ -33,13 +33,14 @@ def stop_at(position: int, number: int, errors: Path, *, times: int = 1) -> Call
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         execute, done = Executor._execute, 0
 
-        def counted(self: Executor, *arguments: Any, **options: Any) -> None:
+        def counted(self: Executor, *arguments: Any) -> Any:
             nonlocal done
-            execute(self, *arguments, **options)
+            begun = execute(self, *arguments)
             done += 1
             if done == position:
                 for _ in range(times):
                     os.kill(os.getpid(), number)
+            return begun
 
         Executor._execute = counted  # type: ignore[method-assign]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,12 +63,13 @@ class LateStreams:
         result.untyped_storage().fill_(255)
         return result
 
-    def bring(self, target: Tensor, view: Tensor) -> _Mark:
+    def bring(self, target: Tensor, view: Tensor, behind: Sequence[_Mark]) -> _Mark:
         self.brought += 1
-        sent, view = len(self._out), _unheld(view)
+        view = _unheld(view)
 
         def copy() -> None:
-            self._carry_out(_Mark(sent=sent))
+            for mark in behind:
+                self._carry_out(mark)
             target.copy_(view)
 
         self._in.append(_Copy(view, copy))
@@ -78,9 +79,21 @@ class LateStreams:
         self.ahead += not self._done.brought < mark.brought == len(self._in)
         self._carry_out(mark)
 
-    def send(self, view: Tensor, source: Tensor) -> None:
+    def send(self, view: Tensor, source: Tensor) -> _Mark:
         view = _unheld(view)
         self._out.append(_Copy(view, lambda: view.copy_(source)))
+        return _Mark(sent=len(self._out))
+
+    def host_copy(self, source: Tensor) -> Tensor:
+        copy = torch.empty(source.shape, dtype=source.dtype)
+        copy.untyped_storage().fill_(255)
+        return copy
+
+    def compute_mark(self) -> None:
+        pass
+
+    def seconds(self, first: None, last: _Mark) -> None:
+        pass
 
     def mark(self) -> _Mark:
         return _Mark(len(self._in), len(self._out))
