@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from swaptrain.capture.capture import Captured
 from swaptrain.errors import BudgetError
@@ -36,7 +36,9 @@ def check_device_budget(
         )
 
 
-def needed_bytes(instructions: Iterable[Instruction], captured: Captured, layouts: Layouts) -> int:
+def needed_bytes(
+    instructions: Collection[Instruction], captured: Captured, layouts: Layouts
+) -> int:
     """Return what instructions take on the device at most, one behind the other.
 
     From the graph's own sizes: the objects that they touch, which may be on their way until the

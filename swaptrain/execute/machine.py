@@ -74,7 +74,7 @@ def machine(
         flops = {} if known is None or busy else known.flops_per_s
         found = _better(known, measure(path, device, dtypes, flops))
     except (SwaptrainError, OSError, torch.OutOfMemoryError) as error:
-        said = str(error).splitlines()[0]
+        said = str(error).partition("\n")[0]
         note(f"the speed of the disk and the processor cannot be measured: {said}")
         return None
     _write_cache(_key(path, device), {**asdict(found), "busy": busy_now})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -119,6 +119,10 @@ class Entries(dict[ObjectKey, Entry]):
             ),
             reverse=True,
         )
+
+    def spare_bytes(self, besides: Container[ObjectKey]) -> int:
+        """Return the bytes of what is clean and the plan can spare, besides these objects."""
+        return sum(self[key].slab.nbytes for _, key in self.spare() if key not in besides)
 
     def make_room(self, size_bytes: int, position: int) -> None:
         """Evict until `size_bytes` fit, waiting for writes where there is no other way."""

@@ -162,12 +162,11 @@ class Tier:
         Of slabs that are free or that the plan can spare, and no more than half of all for both, so
         that what is free can be put together.
         """
-        size_bytes, entries = self._home.size_bytes, self._entries
-        both = sum(size_bytes(key) for key in {*first.touches, *second.touches})
-        missing = sum(size_bytes(key) for key in set(second.touches) if key not in entries)
-        spare = sum(entries[key].slab.nbytes for _, key in entries.spare())
-        free = self._pool.budget_bytes - self._pool.live_bytes
-        return 2 * both <= self._pool.budget_bytes and missing <= free + spare
+        size_bytes, entries, touched = self._home.size_bytes, self._entries, set(second.touches)
+        both = sum(size_bytes(key) for key in touched.union(first.touches))
+        missing = sum(size_bytes(key) for key in touched if key not in entries)
+        free = self._pool.budget_bytes - self._pool.live_bytes + entries.spare_bytes(touched)
+        return 2 * both <= self._pool.budget_bytes and missing <= free
 
     def resident(self) -> list[ObjectKey]:
         """Return the objects that are in memory."""

@@ -122,11 +122,11 @@ class RunLock:
             for _ in range(_TRIES):
                 if try_lock(self._directory):
                     return
-                time.sleep(_PAUSE_S)  # who ends gives it back behind the file
+                time.sleep(_PAUSE_S)  # the kernel may let go of the file of a killed one first
         except OSError:
             return  # a directory that cannot be locked: the file is, or `_flock` has said so
-        self.close()
         self.withdraw()
+        self.close()
         raise RunError(
             f"{run_dir} is in use by another process, whose lock file somebody has deleted, or "
             "which holds a lock on the directory itself (flock): wait until it ends, or stop it"

@@ -42,6 +42,7 @@ def test_slabs_that_a_device_holds_are_let_go_before_the_pool_refuses() -> None:
     """Its copies under way keep the room of what was dropped."""
     home = LateHome()
     home.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
+    # In place of the sizes of PAGES, which does not have these objects.
     home.size_bytes = lambda key: PAGE_BYTES  # type: ignore[method-assign]
     held = []
 
