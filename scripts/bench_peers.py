@@ -65,7 +65,7 @@ CASES = {
     "270m-4": Case("270m", 4, 2, {"zero_infinity": 3, "mapped": 3, "in_memory": None}),
     "270m-16": Case("270m", 16, 2, {"in_memory": None}),
     "270m-4-fits": Case("270m", 4, 6, {"in_memory": None}, commit_every=100),
-    "1.3b-1": Case("1.3b", 1, 4, {"zero_infinity": 7, "mapped": 7}),
+    "1.3b-1": Case("1.3b", 1, 4, {"zero_infinity": 7, "mapped": 7, "in_memory": None}),
     "1.3b-1-every-10": Case("1.3b", 1, 4, {}, commit_every=10),
     "1.3b-4": Case("1.3b", 4, 4, {"zero_infinity": 7, "in_memory": None}),
     "small": Case("4m", 2, 1, {"zero_infinity": 3, "mapped": 3, "in_memory": None}),

@@ -138,6 +138,8 @@ class _Held:
     size_bytes: int
     next_use: int
     dirty: bool
+    written_at: int
+    """Up to this position it is being written, if it is dirty and leaves behind its last use."""
 
 
 class _Cache:
@@ -149,12 +151,12 @@ class _Cache:
         size_bytes: Callable[[ObjectKey], int],
         cache_bytes: int,
         held: Mapping[ObjectKey, bool],
-        settles: Container[int],
+        settles: Iterable[int],
     ) -> None:
-        self._settles = settles
+        self._settles = sorted(settles)
         self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
         self._held = {
-            key: _Held(size_bytes(key), next_use.after(key, -1), dirty)
+            key: _Held(size_bytes(key), next_use.after(key, -1), dirty, self._written_at(key, -1))
             for key, dirty in held.items()
         }
         self._used = sum(entry.size_bytes for entry in self._held.values())
@@ -178,13 +180,14 @@ class _Cache:
         reads: set[ObjectKey] = set()
         for key in dict.fromkeys(instruction.touches):
             next_use = self._next_use.after(key, position)
+            written_at = self._written_at(key, position)
             if key in held:
-                held[key].next_use = next_use
+                held[key].next_use, held[key].written_at = next_use, written_at
                 continue
             size = self._size_bytes(key)
             self._make_room(size, position, pinned)
             fresh = key in instruction.writes
-            held[key] = _Held(size, next_use, dirty=fresh)
+            held[key] = _Held(size, next_use, fresh, written_at)
             self._used += size
             if not fresh:
                 self.read_bytes += size
@@ -219,11 +222,24 @@ class _Cache:
         self._committing.difference_update(written)
         self._written.update(dict.fromkeys(written, position))
 
+    def _written_at(self, key: ObjectKey, position: int) -> int:
+        """Return when a write that begins behind `position` is over.
+
+        As a commit's, when the next turn's first instruction is; what one micro-batch spills is
+        less, and takes as long as the next instruction.
+        """
+        if key.kind not in (Kind.STATE, Kind.ACCUMULATOR):
+            return position + 1
+        i = bisect_right(self._settles, position)
+        return self._settles[i] if i < len(self._settles) else position + 1
+
     def _make_room(self, size_bytes: int, position: int, pinned: Container[ObjectKey]) -> None:
+        """Evict until `size_bytes` fit; what is being written goes only if nothing else can."""
         while self._used + size_bytes > self._cache_bytes:
+            movable = [(k, h) for k, h in self._held.items() if k not in pinned]
+            settled = [(k, h) for k, h in movable if not h.dirty or h.written_at < position]
             victim = choose_victim(
-                ((k, h.next_use, h.dirty) for k, h in self._held.items() if k not in pinned),
-                position,
+                ((k, h.next_use, h.dirty) for k, h in settled or movable), position
             )
             if victim is None:
                 return
@@ -232,6 +248,8 @@ class _Cache:
             self.write_bytes += entry.size_bytes if entry.dirty else 0
             self.evictions.setdefault(victim, []).append(position)
             last = max(self._next_use.until(victim, position), self._written.get(victim, -1))
+            if entry.dirty:
+                last = max(last, entry.written_at)
             for useless in range(last + 1, position):
                 self.used_bytes[useless] -= entry.size_bytes
 

@@ -102,6 +102,25 @@ def test_what_an_update_reads_comes_while_the_backward_before_it_runs(room: floa
     assert took.seconds < 1.01 * computing_s
 
 
+@pytest.mark.parametrize("room", [2.5, 3])
+def test_what_changes_between_commits_is_written_beside_the_next_backward(room: float) -> None:
+    """Nothing waits for the room that it takes, where the disk has the time."""
+    program = chain(12, 1, elements=PARAMETERS).step()
+    size = partial(size_of, chain_size(PARAMETERS, 8192))
+    most = max(sum(size(key) for key in set(i.touches)) for i in program)
+    byte_s = 0.009 / (22 * PARAMETERS)  # an update's bytes, both ways, in 9/10 of a backward
+    computing = [i for i in program if i.segment and i.operation is not Operation.UPDATE]
+    rehearsal = Rehearsal(
+        size,
+        Room(int(most * room)),
+        seconds=lambda i: 0.01 if i in computing else 0.0,
+        disk=Disk(1 / byte_s, 1 / byte_s, 1 / byte_s),
+    )
+    took = [rehearsal.run(program, program, lambda _: ()) for _ in range(3)][-1]
+    assert took.traffic.write_bytes > 10 * 10 * PARAMETERS
+    assert took.seconds == pytest.approx(0.01 * len(computing), rel=1e-3)
+
+
 def test_a_commit_may_have_all_of_the_next_segments_backward() -> None:
     """Where the disk takes as long as the processor a step is shorter then, with the same bytes."""
     program = chain(8, 4).step()
