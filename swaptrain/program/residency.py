@@ -13,6 +13,7 @@ __all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency"]
 __all__ += ["planned_bytes", "victim_score"]
 
 NEVER = 1 << 60
+_LARGE = Kind.STATE, Kind.ACCUMULATOR
 _AHEAD_PART = 10
 """The part of the budget, 1 in so many, that reads ahead of the plan may fill at the least."""
 
@@ -151,12 +152,12 @@ class _Cache:
         size_bytes: Callable[[ObjectKey], int],
         cache_bytes: int,
         held: Mapping[ObjectKey, bool],
-        settles: Iterable[int],
+        settles: Collection[int],
     ) -> None:
-        self._settles = sorted(settles)
+        self._settles, self._turns = settles, sorted(settles)
         self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
         self._held = {
-            key: _Held(size_bytes(key), next_use.after(key, -1), dirty, self._written_at(key, -1))
+            key: _Held(size_bytes(key), next_use.after(key, -1), dirty, self._turn_after(-1))
             for key, dirty in held.items()
         }
         self._used = sum(entry.size_bytes for entry in self._held.values())
@@ -178,9 +179,11 @@ class _Cache:
         held = self._held
         pinned = self._committing.union(instruction.touches)
         reads: set[ObjectKey] = set()
+        turn = self._turn_after(position)
         for key in dict.fromkeys(instruction.touches):
             next_use = self._next_use.after(key, position)
-            written_at = self._written_at(key, position)
+            # What a micro-batch spills is less than state, and written beside the next instruction.
+            written_at = turn if key.kind in _LARGE else position + 1
             if key in held:
                 held[key].next_use, held[key].written_at = next_use, written_at
                 continue
@@ -222,25 +225,26 @@ class _Cache:
         self._committing.difference_update(written)
         self._written.update(dict.fromkeys(written, position))
 
-    def _written_at(self, key: ObjectKey, position: int) -> int:
-        """Return when a write that begins behind `position` is over.
+    def _turn_after(self, position: int) -> int:
+        """Return where state has been written whose write begins behind `position`.
 
-        As a commit's, when the next turn's first instruction is; what one micro-batch spills is
-        less, and takes as long as the next instruction.
+        As a commit's it has when the first instruction of the next turn has ended.
         """
-        if key.kind not in (Kind.STATE, Kind.ACCUMULATOR):
-            return position + 1
-        i = bisect_right(self._settles, position)
-        return self._settles[i] if i < len(self._settles) else position + 1
+        i = bisect_right(self._turns, position)
+        return self._turns[i] if i < len(self._turns) else position + 1
 
     def _make_room(self, size_bytes: int, position: int, pinned: Container[ObjectKey]) -> None:
         """Evict until `size_bytes` fit; what is being written goes only if nothing else can."""
         while self._used + size_bytes > self._cache_bytes:
-            movable = [(k, h) for k, h in self._held.items() if k not in pinned]
-            settled = [(k, h) for k, h in movable if not h.dirty or h.written_at < position]
-            victim = choose_victim(
-                ((k, h.next_use, h.dirty) for k, h in settled or movable), position
+            movable = (
+                (k, h.next_use, h.dirty)
+                for k, h in self._held.items()
+                if k not in pinned and not (h.dirty and h.written_at >= position)
             )
+            victim = choose_victim(movable, position)
+            if victim is None:
+                every = ((k, h.next_use, h.dirty) for k, h in self._held.items() if k not in pinned)
+                victim = choose_victim(every, position)
             if victim is None:
                 return
             entry = self._held.pop(victim)
