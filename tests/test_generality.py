@@ -80,7 +80,7 @@ class Architecture:
     model_type: str = ""
     batches: Callable[[], list[Batch]] = text
     expected: str = "same bits"
-    """`same bits`, `close` (last bits differ), or `refused`."""
+    """`same bits`, `close` (on some processors the last bits differ), or `refused`."""
     refusal: str = ""
     """Part of the message."""
 
@@ -246,7 +246,6 @@ def test_a_step_by_segments_equals_plain_pytorch(name: str, tmp_path: Path) -> N
     if architecture.expected == "same bits":
         assert swapped.differences(plain) == []
         return
-    assert swapped.differences(plain), f"{name} has the same bits now: say so in docs/models.md"
     for left, right in zip(swapped.losses, plain.losses, strict=True):
         assert left == pytest.approx(right, rel=1e-5)
     for parameter, gradient in plain.gradients.items():
