@@ -14,6 +14,7 @@ __all__ += ["planned_bytes", "victim_score"]
 
 NEVER = 1 << 60
 _LARGE = Kind.STATE, Kind.ACCUMULATOR
+"""What takes as long to write as a commit; the rest is what single micro-batches spill."""
 _AHEAD_PART = 10
 """The part of the budget, 1 in so many, that reads ahead of the plan may fill at the least."""
 
@@ -182,7 +183,7 @@ class _Cache:
         turn = self._turn_after(position)
         for key in dict.fromkeys(instruction.touches):
             next_use = self._next_use.after(key, position)
-            # What a micro-batch spills is less than state, and written beside the next instruction.
+            # What is not large is written beside the next instruction.
             written_at = turn if key.kind in _LARGE else position + 1
             if key in held:
                 held[key].next_use, held[key].written_at = next_use, written_at
