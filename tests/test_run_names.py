@@ -25,6 +25,7 @@ FOREIGN = {
     "static/style.css": "body {}\n",
     "data/train.json": '{"my": "data"}\n',
     "config.yaml.tmp": "half\n",
+    "lock": "the key is under the mat\n",
 }
 
 
@@ -45,7 +46,17 @@ def test_files_of_the_user_are_not_overwritten(
         assert [file for file in run_dir.rglob("*") if file.is_file()] == [path]
         assert path.read_text() == FOREIGN[name]
     main(["verify", str(run_dir), "--repair"])
-    assert not (run_dir / "lock").exists()
+    assert path.read_text() == FOREIGN[name]
+    assert (run_dir / "lock").exists() == (name == "lock")
+
+
+@pytest.mark.parametrize("text", [b"", b"\0" * 256, b"pid 1\nhost elsewhere\nboot then\n"])
+def test_a_directory_with_nothing_but_a_lock_is_a_run(text: bytes, tmp_path: Path) -> None:
+    """It was killed before it had written more, or its machine lost power."""
+    command, run_dir = job(tmp_path)
+    run_dir.mkdir(parents=True)
+    (run_dir / "lock").write_bytes(text)
+    assert main(command) == 0
 
 
 def test_a_config_in_its_own_run_directory_is_refused(

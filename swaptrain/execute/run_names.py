@@ -8,6 +8,7 @@ from pathlib import Path
 from swaptrain.data.record import RunRecord
 from swaptrain.errors import ConfigError
 from swaptrain.execute.processor import NOTE_FILE
+from swaptrain.store.lock import is_lock_file
 from swaptrain.store.origin import ORIGIN
 from swaptrain.store.snapshots import GOING_BACK
 
@@ -21,7 +22,10 @@ STARTING_OVER = "starting-over"
 """In the run directory while it is emptied: the next start goes on with that."""
 
 _ASIDE = ("store.next", *(f"{name}.tmp" for name in FILES))
-_OTHERS = ("id", "id.tmp", "export.request", f"{STARTING_OVER}.tmp", "speed.tmp", "speed.record")
+_OTHERS = (
+    *("lock", "id", "id.tmp", "export.request"),
+    *(f"{STARTING_OVER}.tmp", "speed.tmp", "speed.record"),
+)
 _RECORDS = ("data/train.json", "data/eval.json")
 
 
@@ -56,7 +60,7 @@ def check_files(run_dir: Path) -> None:
 
 def _is_run(run_dir: Path) -> bool:
     store = run_dir / "store"
-    if any(_exists(run_dir / name) for name in ("lock", STARTING_OVER)):
+    if is_lock_file(run_dir / "lock") or _exists(run_dir / STARTING_OVER):
         return True
     return store.is_symlink() or (store / "segments").is_dir()
 

@@ -25,7 +25,7 @@ from swaptrain.store.direct import DirectIO
 from swaptrain.store.findings import Verification
 from swaptrain.store.lock import RunLock
 from swaptrain.store.repair import repair
-from swaptrain.store.verify import Verifier
+from swaptrain.store.verify import Verifier, check_run
 from swaptrain.units import format_duration, format_size
 
 __all__ = ["verify_run"]
@@ -40,6 +40,7 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
     DamagedStoreError when something is wrong in the end, ConfigError for what is no run, RunError.
     """
     console = console or Console()
+    check_run(run_dir)  # before a file of somebody else's could be taken for its lock
     with _locked(run_dir) if mend else nullcontext():
         result = _verified(run_dir, console)
         while mend and result.findings:

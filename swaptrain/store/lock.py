@@ -17,11 +17,12 @@ from types import TracebackType
 from swaptrain.errors import RunError
 from swaptrain.store.files import flush_directory, make_directory, run_error
 
-__all__ = ["LockOwner", "RunLock", "is_named", "lock_owner", "open_lock_file", "owner_text"]
-__all__ += ["read_owner", "try_lock"]
+__all__ = ["LockOwner", "RunLock", "is_lock_file", "is_named", "lock_owner", "open_lock_file"]
+__all__ += ["owner_text", "read_owner", "try_lock"]
 
 _TEXT_BYTES = 256
 """The text is padded to this, so that writing it needs no room on a disk that is full."""
+_RELEASED = "released"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _TRIES, _PAUSE_S = 20, 0.02
 """How often the lock is asked for: who only looks whether it is held has it for a moment."""
@@ -166,7 +167,7 @@ class RunLock:
     ) -> None:
         if self._descriptor >= 0:
             try:
-                _write_text(self._descriptor, "released\n")
+                _write_text(self._descriptor, _RELEASED)
             except OSError:
                 self.close()  # the disk is gone; the text only spares the next owner a note
         self.close()
@@ -194,6 +195,24 @@ def lock_owner(run_dir: Path) -> LockOwner | None:
             raise run_error(error, run_dir / "lock", "lock") from error
         owner = read_owner(descriptor)
         return owner if _is_alive(owner) else None
+    finally:
+        os.close(descriptor)
+
+
+def is_lock_file(path: Path) -> bool:
+    """Whether a file is one that a lock has written, or has made and not written yet."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        # Zeros are what a power failure leaves that came before its text.
+        text = os.pread(descriptor, _TEXT_BYTES + 1, 0).strip(b" \n\0").decode(errors="replace")
+        return text in ("", _RELEASED) or read_owner(descriptor).pid is not None
+    except OSError:
+        return False
     finally:
         os.close(descriptor)
 

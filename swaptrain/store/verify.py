@@ -26,11 +26,20 @@ from swaptrain.store.slot import Slot
 from swaptrain.store.snapshots import GOING_BACK, Snapshot, list_snapshots
 from swaptrain.store.units import Unit, frozen_unit, live_unit, slot_unit
 
-__all__ = ["Verifier"]
+__all__ = ["Verifier", "check_run"]
 
 _TRIES = 12
 _PAUSE_S = 0.05
 _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def check_run(run_dir: Path) -> None:
+    """Raise ConfigError for a directory in which nothing is of a run."""
+    if not any((run_dir / name).exists() for name in ("store", "trees", "config.yaml")):
+        raise ConfigError(
+            f"{run_dir} is no run: it has neither store/ nor config.yaml; give the run.dir of a "
+            "config"
+        )
 
 
 class Verifier:
@@ -88,11 +97,7 @@ class Verifier:
 
     def _read_root(self) -> None:
         run_dir = self._run_dir
-        if not any((run_dir / name).exists() for name in ("store", "trees", "config.yaml")):
-            raise ConfigError(
-                f"{run_dir} is no run: it has neither store/ nor config.yaml; give the run.dir of "
-                "a config"
-            )
+        check_run(run_dir)
         for _ in range(_TRIES):
             try:
                 self._root = read_root(run_dir)
