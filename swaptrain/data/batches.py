@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Protocol
 
@@ -16,6 +16,9 @@ __all__ = ["Batches", "Dataset"]
 
 _OBJECT_BYTES = 400
 """Of a tensor beside its elements, at the least: 415 with torch 2.13, and 500 for its dict."""
+
+_AHEAD = 64
+"""Items that are expected beyond a micro-batch, or a whole one where that has more."""
 
 # The shape and dtype of each tensor of an item, by key.
 _Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -53,7 +56,9 @@ class Batches:
         micro_batch: int,
         micro_batches: int,
         tokens_per_item: int = 1,
+        expect: Callable[[int], None] | None = None,
     ) -> None:
+        """Take a dataset; `expect` hears of items that will be asked for, some time before."""
         self.digest = digest
         """Names the data: equal digests, equal items."""
         self.tokens_per_micro_batch = micro_batch * tokens_per_item
@@ -61,6 +66,7 @@ class Batches:
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self._dataset, self._name = dataset, name
         self._seed, self._shuffle = seed, shuffle
+        self._expect, self._expected = expect, 0
         self._length = len(dataset)
         if self._length < 1:
             raise ConfigError(f"{name} has no items: give it data to train on")
@@ -78,9 +84,7 @@ class Batches:
 
     def items(self, step: int, micro_batch_index: int) -> list[int]:
         """Return the indices of the items of one micro-batch (step from 1, micro-batch from 0)."""
-        if step < 1 or not 0 <= micro_batch_index < self.micro_batches:
-            raise IndexError(f"no micro-batch {micro_batch_index} in step {step}")
-        first = ((step - 1) * self.micro_batches + micro_batch_index) * self.micro_batch
+        first = self._first(step, micro_batch_index)
         return [self._index(first + offset) for offset in range(self.micro_batch)]
 
     def batch(self, step: int, micro_batch_index: int) -> dict[str, torch.Tensor]:
@@ -89,11 +93,31 @@ class Batches:
         Raises RunError, naming the item, where reading fails or an item's keys, shapes or dtypes
         are not those of item 0.
         """
+        self._expect_after(self._first(step, micro_batch_index))
         return self._collate(self.items(step, micro_batch_index), RunError)
 
     def example(self) -> dict[str, torch.Tensor]:
         """Return the first micro-batch, batch(1, 0); what is wrong with it is a ConfigError."""
         return self._collate(self.items(1, 0), ConfigError)
+
+    def _first(self, step: int, micro_batch_index: int) -> int:
+        """Return the running position of a micro-batch's first item."""
+        if step < 1 or not 0 <= micro_batch_index < self.micro_batches:
+            raise IndexError(f"no micro-batch {micro_batch_index} in step {step}")
+        return ((step - 1) * self.micro_batches + micro_batch_index) * self.micro_batch
+
+    def _expect_after(self, first: int) -> None:
+        """Say that the micro-batch at a position is asked for, and what comes behind it.
+
+        Its items are read one by one, and on a disk that a step keeps busy each would wait.
+        """
+        if self._expect is None:
+            return
+        end = first + self.micro_batch + max(self.micro_batch, _AHEAD)
+        begin = self._expected if first <= self._expected <= end else first
+        self._expected = end
+        for position in range(begin, end):
+            self._expect(self._index(position))
 
     def _index(self, position: int) -> int:
         epoch, offset = divmod(position, self._length)

@@ -185,4 +185,5 @@ def _unread(
         micro_batch=config.micro_batch,
         micro_batches=micro_batches,
         tokens_per_item=source.tokens_per_item,
+        expect=source.expect,
     )

@@ -26,3 +26,8 @@ class PackedTokens:
         start = index * self._sequence_length
         ids = torch.from_numpy(self._source.read(start, start + self._sequence_length))
         return {"input_ids": ids, "labels": ids}
+
+    def expect(self, index: int) -> None:
+        """Begin to read an item that will be asked for."""
+        start = index * self._sequence_length
+        self._source.expect(start, start + self._sequence_length)

@@ -43,6 +43,8 @@ class Source:
     name: str
     record: DataRecord
     tokens_per_item: int = 1
+    expect: Callable[[int], None] | None = None
+    """Begins to read an item that will be asked for, where the dataset can do that."""
 
 
 def open_python(target: str, settings: SourceSettings, section: str) -> Source:
@@ -93,7 +95,8 @@ def open_text(
     run_record.check(record)
     root = run_record.path.parent if config.cache is None else Path(config.cache).expanduser()
     tokens = tokenised(root, record.digest, files, tokenizer, at_least=length, key=key, note=note)
-    return Source(PackedTokens(tokens, length), key, record, length)
+    packed = PackedTokens(tokens, length)
+    return Source(packed, key, record, length, packed.expect)
 
 
 def open_tokens(
@@ -115,7 +118,8 @@ def open_tokens(
             raise unknown_id(f"{key}: {file.path}", file.largest_id, model_vocabulary)
     record = DataRecord(corpus_digest(files, ""), files=tuple(files))
     run_record.check(record)
-    return Source(PackedTokens(joined, config.sequence_length), key, record, config.sequence_length)
+    packed = PackedTokens(joined, config.sequence_length)
+    return Source(packed, key, record, config.sequence_length, packed.expect)
 
 
 def unknown_id(where: str, found: int, model_vocabulary: int) -> ConfigError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import zarr
 from swaptrain.errors import RunError
 from swaptrain.store.files import disk_errors, flush_directory, read_whole, run_error
 
-__all__ = ["CHUNK_TOKENS", "TokenArray", "token_dtype", "write_token_array"]
+__all__ = [
+    "CHUNK_TOKENS",
+    "TokenArray",
+    "expect_at",
+    "read_at",
+    "token_dtype",
+    "write_token_array",
+]
 
 CHUNK_TOKENS = 2**20
 
@@ -103,14 +111,17 @@ class TokenArray:
         """Return the number of tokens."""
         return self._length
 
+    def expect(self, start: int, stop: int) -> None:
+        """Begin to read tokens [start, stop), which `read` will be asked for."""
+        for path, offset, count in self._pieces(start, stop):
+            expect_at(path, offset * self._dtype.itemsize, count, self._dtype)
+
     def read(self, start: int, stop: int) -> Array:
         """Return tokens [start, stop) as int64 [stop - start]; raises RunError."""
-        parts = []
-        while start < stop:
-            number, offset = divmod(start, CHUNK_TOKENS)
-            count = min(stop - start, CHUNK_TOKENS - offset)
-            parts.append(self._read_chunk(number, offset, count))
-            start += count
+        parts = [
+            read_at(path, offset * self._dtype.itemsize, count, self._dtype)
+            for path, offset, count in self._pieces(start, stop)
+        ]
         tokens = np.concatenate(parts).astype(np.int64)
         if tokens.max() >= self._vocabulary:
             raise RunError(
@@ -119,9 +130,26 @@ class TokenArray:
             )
         return tokens
 
-    def _read_chunk(self, number: int, offset: int, count: int) -> Array:
-        path = self._path / "c" / str(number)
-        return read_at(path, offset * self._dtype.itemsize, count, self._dtype)
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Path, int, int]]:
+        """Yield, for each chunk that holds some of them, its file, the first token and how many."""
+        while start < stop:
+            number, offset = divmod(start, CHUNK_TOKENS)
+            count = min(stop - start, CHUNK_TOKENS - offset)
+            yield self._path / "c" / str(number), offset, count
+            start += count
+
+
+def expect_at(path: Path, offset_bytes: int, count: int, dtype: np.dtype[Any]) -> None:
+    """Have the kernel begin to read `count` numbers of a file, and wait for nothing.
+
+    Where it cannot, `read_at` says why.
+    """
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(handle, offset_bytes, count * dtype.itemsize, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(handle)
 
 
 def read_at(path: Path, offset_bytes: int, count: int, dtype: np.dtype[Any]) -> Array:

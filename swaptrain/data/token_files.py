@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from swaptrain.data.token_array import Array, read_at
+from swaptrain.data.token_array import Array, expect_at, read_at
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.strict_json import read_json
 
@@ -32,6 +32,9 @@ class TokenSource(Protocol):
     def __len__(self) -> int:
         """Return the number of tokens."""
 
+    def expect(self, start: int, stop: int) -> None:
+        """Begin to read tokens [start, stop), which `read` will be asked for, where that helps."""
+
     def read(self, start: int, stop: int) -> Array:
         """Return tokens [start, stop) as int64; raises RunError."""
 
@@ -46,6 +49,11 @@ class FlatFile:
     def __len__(self) -> int:
         """Return the number of tokens."""
         return self._length
+
+    def expect(self, start: int, stop: int) -> None:
+        """Begin to read tokens [start, stop), which `read` will be asked for."""
+        offset_bytes = self._offset_bytes + start * self._dtype.itemsize
+        expect_at(self._path, offset_bytes, stop - start, self._dtype)
 
     def read(self, start: int, stop: int) -> Array:
         """Return tokens [start, stop) as int64; raises RunError."""
@@ -62,6 +70,9 @@ class ZarrFile:
     def __len__(self) -> int:
         """Return the number of tokens."""
         return int(self._array.shape[0])
+
+    def expect(self, start: int, stop: int) -> None:
+        """Do nothing: which bytes a read takes, its codecs decide."""
 
     def read(self, start: int, stop: int) -> Array:
         """Return tokens [start, stop) as int64; raises RunError."""
@@ -82,18 +93,25 @@ class Joined:
         """Return the number of tokens."""
         return int(self._ends[-1])
 
+    def expect(self, start: int, stop: int) -> None:
+        """Begin to read tokens [start, stop), which `read` will be asked for."""
+        for source, begin, end in self._pieces(start, stop):
+            source.expect(begin, end)
+
     def read(self, start: int, stop: int) -> Array:
         """Return tokens [start, stop) as int64; raises RunError."""
-        parts = []
+        return np.concatenate([s.read(begin, end) for s, begin, end in self._pieces(start, stop)])
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[TokenSource, int, int]]:
+        """Yield each source that holds some of the tokens, and which of its own they are."""
         number = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             end = int(self._ends[number])
             begin = end - len(self._sources[number])
             until = min(stop, end)
             if start < until:
-                parts.append(self._sources[number].read(start - begin, until - begin))
+                yield self._sources[number], start - begin, until - begin
             start, number = until, number + 1
-        return np.concatenate(parts)
 
 
 def open_token_file(name: str, *, key: str) -> TokenSource:

@@ -82,6 +82,45 @@ def test_how_positions_are_cut_into_micro_batches_does_not_change_their_order() 
     assert one.tokens_per_micro_batch == 6
 
 
+def test_what_will_be_asked_for_is_expected_once_and_before_it_is_read() -> None:
+    """Each item of the coming micro-batches, in their order; elsewhere it begins anew."""
+    said: list[str] = []
+
+    class Read(Listed):
+        def __getitem__(self, index: int) -> Any:
+            said.append(f"read {index}")
+            return {"x": index}
+
+    def opened() -> Batches:
+        return Batches(
+            Read([0] * 1000),
+            name="data.text",
+            digest="",
+            seed=7,
+            shuffle=True,
+            micro_batch=4,
+            micro_batches=2,
+            expect=lambda index: said.append(f"expect {index}"),
+        )
+
+    batches = opened()
+    said.clear()
+    for step in range(1, 21):
+        for m in range(2):
+            batches.batch(step, m)
+            assert [f"read {item}" for item in batches.items(step, m)] == said[-4:]
+    expected = [line for line in said if line.startswith("expect ")]
+    read = [line for line in said if line.startswith("read ")]
+    assert expected[: len(read)] == [line.replace("read", "expect") for line in read]
+    assert len(expected) < len(read) + 100
+    for line in set(read):
+        assert said.index(line.replace("read", "expect")) < said.index(line)
+    batches.batch(90, 1)
+    assert said[-5].startswith("expect ")
+    assert said[-4:] == [f"read {item}" for item in batches.items(90, 1)]
+    assert f"expect {batches.items(90, 1)[0]}" in said
+
+
 def test_numbers_and_arrays_become_tensors() -> None:
     """Numbers, NumPy arrays (read-only and reversed too) and tensors are stacked by key."""
     array = np.arange(3, dtype=np.float32)[::-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,53 @@ def test_files_are_joined_in_the_given_order(tmp_path: Path, data_config: Config
     assert found == joined.reshape(10, 5).tolist()
     example = open_example(config, model_vocabulary=None)
     assert example["labels"].tolist() == found[:1]
+
+
+@pytest.mark.parametrize("kind", ["bin", "npy", "text", "joined"])
+def test_what_is_expected_is_read_by_the_kernel(
+    kind: str, tmp_path: Path, data_config: Config
+) -> None:
+    """Tokens that were dropped from the page cache are in it again, and nobody has waited."""
+    path = tmp_path / f"data.{kind}"
+    count, begin, end = 2**19, 300_000, 302_000
+    ids = np.arange(count) % 251
+    if kind == "text":
+        path.write_bytes(ids.astype(np.uint8).tobytes())
+        config = data_config(text=[str(path)], sequence_length=end - begin)
+    elif kind == "npy":
+        np.save(path, ids.astype(np.uint16))
+        config = data_config(tokens=[str(path)], sequence_length=end - begin)
+    else:
+        path = path.with_suffix(".bin")
+        ids.astype(np.uint16).tofile(path)
+        names = [str(path)] * (1 + (kind == "joined"))
+        config = data_config(tokens=names, sequence_length=end - begin)
+    batches = open_data(config, seed=0, run_dir=tmp_path / "run", model_vocabulary=257)
+    if kind == "text":
+        path = next(tmp_path.glob("run/data/*/tokens/c/0"))
+    offset_bytes = path.stat().st_size - 2 * (count - begin)
+    if kind == "text":
+        offset_bytes = 2 * begin  # of a chunk that is not full
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached(file.fileno(), offset_bytes):
+            pytest.skip("this file system keeps what it is told to drop, or cannot say it")
+        batches.batch(begin // (end - begin) + 1 - 3, 0)  # some before
+        deadline = time.monotonic() + 10
+        while not cached(file.fileno(), offset_bytes):
+            assert time.monotonic() < deadline, "nothing was read ahead"
+            time.sleep(0.01)
+
+
+def cached(descriptor: int, offset: int) -> bool:
+    """Whether a byte can be read without a disk; True too where the system cannot say it."""
+    try:
+        return bool(os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def test_ids_beyond_the_vocabulary_are_refused_at_every_start(
