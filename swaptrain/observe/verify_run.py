@@ -40,7 +40,6 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
     DamagedStoreError when something is wrong in the end, ConfigError for what is no run, RunError.
     """
     console = console or Console()
-    check_run(run_dir)  # before a file of somebody else's could be taken for its lock
     with _locked(run_dir) if mend else nullcontext():
         result = _verified(run_dir, console)
         while mend and result.findings:
@@ -59,6 +58,7 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
 @contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
     """Hold the lock, and leave none where there was none: it would make a run of what is none."""
+    check_run(run_dir)  # or a file of somebody else's would be written over
     with RunLock(run_dir) as lock:
         try:
             yield

@@ -40,14 +40,28 @@ def numbered(
 def over(
     items: list[Any], *, shuffle: bool = False, micro_batch: int = 1, micro_batches: int = 1
 ) -> Batches:
+    return opened(
+        Listed(items), shuffle=shuffle, micro_batch=micro_batch, micro_batches=micro_batches
+    )
+
+
+def opened(
+    dataset: Listed,
+    *,
+    shuffle: bool = False,
+    micro_batch: int = 1,
+    micro_batches: int = 1,
+    expect: Callable[[int], None] | None = None,
+) -> Batches:
     return Batches(
-        Listed(items),
+        dataset,
         name="data.python",
         digest="",
         seed=7,
         shuffle=shuffle,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
+        expect=expect,
     )
 
 
@@ -91,19 +105,12 @@ def test_what_will_be_asked_for_is_expected_once_and_before_it_is_read() -> None
             said.append(f"read {index}")
             return {"x": index}
 
-    def opened() -> Batches:
-        return Batches(
-            Read([0] * 1000),
-            name="data.text",
-            digest="",
-            seed=7,
-            shuffle=True,
-            micro_batch=4,
-            micro_batches=2,
-            expect=lambda index: said.append(f"expect {index}"),
-        )
+    def expect(index: int) -> None:
+        said.append(f"expect {index}")
 
-    batches = opened()
+    batches = opened(
+        Read([0] * 1000), shuffle=True, micro_batch=4, micro_batches=2, expect=expect
+    )
     said.clear()
     for step in range(1, 21):
         for m in range(2):
@@ -169,16 +176,8 @@ def test_an_item_that_cannot_be_read_names_its_index() -> None:
                 raise ZeroDivisionError("no such picture")
             return {"x": 1}
 
-    batches = Batches(
-        Broken([0, 0]),
-        name="pictures",
-        digest="",
-        seed=0,
-        shuffle=False,
-        micro_batch=1,
-        micro_batches=1,
-    )
-    with pytest.raises(RunError, match=r"item 1 of pictures.*no such picture") as caught:
+    batches = opened(Broken([0, 0]))
+    with pytest.raises(RunError, match=r"item 1 of data.python.*no such picture") as caught:
         batches.batch(2, 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
