@@ -108,9 +108,7 @@ def test_what_will_be_asked_for_is_expected_once_and_before_it_is_read() -> None
     def expect(index: int) -> None:
         said.append(f"expect {index}")
 
-    batches = opened(
-        Read([0] * 1000), shuffle=True, micro_batch=4, micro_batches=2, expect=expect
-    )
+    batches = opened(Read([0] * 1000), shuffle=True, micro_batch=4, micro_batches=2, expect=expect)
     said.clear()
     for step in range(1, 21):
         for m in range(2):
