@@ -63,11 +63,12 @@ def config_of(mode: str, folder: Path, steps: int) -> dict[str, Any]:
         "optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
         "train": {"steps": steps, "seed": 3, "threads": 1},
         "device": "cpu",
+        "store": {"repeats": 1},
     }
     for section, fields in MODES[mode].items():
         tree[section] = {**tree.get(section, {}), **fields}
     if "paths" in tree.get("store", {}):
-        tree["store"] = {"paths": [str(folder / name) for name in tree["store"]["paths"]]}
+        tree["store"]["paths"] = [str(folder / name) for name in tree["store"]["paths"]]
     return tree
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from swaptrain.config import load_config
 from swaptrain.errors import ConfigError
-from swaptrain.execute.choose import choose_saves
+from swaptrain.execute.choose import choose_plan
 from swaptrain.execute.machine import Machine, known_machine
 from swaptrain.execute.plan import boundary_bytes, state_bytes
 from swaptrain.execute.prepare import Prepared
@@ -54,7 +54,7 @@ def main() -> int:
         plan = replace(plan, peaks=plan.check())
         for recompute in (True, None, False):
             train = config.train.model_copy(update={"recompute": recompute})
-            chosen = choose_saves(
+            chosen = choose_plan(
                 plan, config.model_copy(update={"train": train}), machine, disk_bytes=1 << 50
             )
             priced = price(chosen, config, machine)

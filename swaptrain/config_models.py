@@ -254,7 +254,7 @@ class StoreConfig(Section):
     memory. null: chosen at creation by the size of the segments, 1MiB to 64MiB, and recorded."""
     commit_every: Positive = 1
     """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
-    one segment's backward."""
+    one segment's backward (or two: `store.repeats`)."""
     verify: Literal["always", "first_read", "never"] = "first_read"
     """When the checksum of a chunk is compared as it is read. first_read: once for what an earlier
     process wrote; always: also each time for what this process wrote itself; never: not at all (a
@@ -265,10 +265,11 @@ class StoreConfig(Section):
     values: bool = True
     """Whether each activation is written to disk when it is made, also where memory could hold it
     until it is used (with commit_every 1). false: a killed run repeats the step's forward."""
-    repeats: Literal[1, 2] = 1
+    repeats: Literal[1, 2] | None = None
     """Segments whose backward a killed run may have to do again (with commit_every 1). 2: a commit
     has all micro-batches of the next segment to become durable instead of the first one, which
-    makes steps shorter where the disk takes about as long as the processor."""
+    makes steps shorter where the disk takes about as long as the processor. null: 2 where a start
+    finds that it makes them a twentieth shorter, else 1."""
 
     @property
     def keeps_values(self) -> bool:

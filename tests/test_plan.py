@@ -205,20 +205,19 @@ def test_a_plan_without_the_machines_speed_says_what_it_leaves_out(
     assert ("segments that save" in capsys.readouterr().out) == said
 
 
-def test_it_says_what_a_kill_that_repeats_more_would_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_it_says_when_a_kill_may_repeat_two_segments(
+    repeats: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where a step is shorter with `store.repeats: 2`, and that is not what the config has."""
+    """As the config says, or as was chosen."""
     disk = Disk(2e8, 2e8, 2e8)
     monkeypatch.setattr(plan_module, "known_machine", lambda *_: Machine(disk, 0.0, IOWork(), {}))
-    config = job(tmp_path, "gpt")
-    report = plan(config)
-    assert report.step_s is not None and report.repeats_s is not None
-    for repeats_s, said in ((report.step_s * 0.9, True), (report.step_s * 0.99, False)):
-        show(dataclasses.replace(report, repeats_s=repeats_s), config)
-        assert ("with store.repeats: 2" in capsys.readouterr().out) == said
-    for store in ({"repeats": 2}, {"commit_every": 2}):
-        assert plan(job(tmp_path, "gpt", store=store)).repeats_s is None
+    config = job(tmp_path, "gpt", store={"repeats": repeats})
+    show(plan(config), config)
+    assert ("two segments' backwards" in capsys.readouterr().out) == (repeats == 2)
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def test_the_times_of_a_step_add_up(
     """What is inside another part counts once; what nothing names is the loop's own."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     times = importlib.import_module("step_times")
-    names = {1: "MainThread", 2: "swaptrain-io_0", 3: "swaptrain-io_1"}
+    names = {1: "MainThread", 2: "swaptrain-read_0", 3: "swaptrain-write_0"}
     trace: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}
         for thread, name in names.items()

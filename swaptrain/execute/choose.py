@@ -1,4 +1,4 @@
-"""Chooses which segments save what autograd needs, instead of recomputing it in the backward."""
+"""Chooses which segments save what autograd needs, and how much a kill may repeat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.price import price
 
-__all__ = ["choose_saves"]
+__all__ = ["choose_plan", "choose_saves"]
 
 _LONGEST_SEARCHED = 5_000
 """Instructions of a step: a rehearsal takes half a minute there, more than in proportion beyond."""
@@ -18,14 +18,33 @@ _LONGEST_REFINED = 1_000
 """Instructions of a step: up to here a rehearsal takes a second, and some fifteen are made."""
 _TRIALS = 8
 """Numbers of saving segments that are priced, before the best one's neighbours are."""
-_NEAR = 1.03
+_NEAR = 1.02
 """Times the shortest step: as good, as far as a rehearsal can tell."""
-_CONTENTION = 0.25
+_WORTH_REPEATING = 0.95
+"""Times a step in which a kill repeats one segment's backward: what is worth a second one."""
+_CONTENTION = 0.1
 """Of the seconds of computing, added to a step's: what a rehearsal leaves out (requests that wait
 for a processor, moments in which all is slower) costs those more that compute more."""
 _TENSOR_BYTES = 2560
 """What autograd keeps beside a saved tensor, its node and the tensor's place; 1,800 to 2,200 were
 seen in a Llama and in a GRU of 512 steps."""
+
+
+def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:
+    """Return the plan with what makes its steps shortest: what segments save, `store.repeats`.
+
+    `disk_bytes` is what may be reserved for what is saved and memory does not hold. Where
+    `store.repeats` is null, two segments' backwards may be repeated where that is worth it.
+    """
+    repeats = config.store.repeats
+    if repeats is not None or config.store.commit_every > 1:
+        plan = replace(plan, repeats=repeats or 1)
+        return choose_saves(plan, config, machine, disk_bytes=disk_bytes)
+    lax = choose_saves(replace(plan, repeats=2), config, machine, disk_bytes=disk_bytes)
+    strict = replace(lax, repeats=1)
+    strict_s, lax_s = (price(chosen, config, machine).step_s for chosen in (strict, lax))
+    worth_it = strict_s is not None and lax_s is not None and lax_s < _WORTH_REPEATING * strict_s
+    return lax if worth_it else strict
 
 
 def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:

@@ -13,7 +13,7 @@ from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.errors import RunError
 from swaptrain.execute.boundary import Boundary
-from swaptrain.execute.choose import choose_saves
+from swaptrain.execute.choose import choose_plan
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, spare_bytes
 from swaptrain.execute.executor import Executor
@@ -123,7 +123,7 @@ class OpenRun:
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
         if machine is not None:
             plan = with_tier_cost(with_load_cost(plan, data), config, self._prepared.device)
-        plan = self._choose_saves(plan, machine, spare)
+        plan = self._choose(plan, machine, spare)
         if machine is not None and plan.builder.saves:  # what is saved takes slabs as well
             plan = with_tier_cost(plan, config, self._prepared.device)
         self._prepared.plan = plan
@@ -183,16 +183,21 @@ class OpenRun:
         self._slots.delete_free()
         shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
 
-    def _choose_saves(self, plan: Plan, machine: Machine | None, disk_bytes: int) -> Plan:
-        """Choose which segments save what their backward needs, and reserve room for it."""
+    def _choose(self, plan: Plan, machine: Machine | None, disk_bytes: int) -> Plan:
+        """Choose what makes steps shortest, and reserve room for what segments save."""
         config, files = self._config, self._home.files
-        chosen = choose_saves(plan, config, machine, disk_bytes=disk_bytes)
+        chosen = choose_plan(plan, config, machine, disk_bytes=disk_bytes)
         try:
             files.reserve_saved(chosen.builder.saves)
         except RunError as error:  # a quota, which no free space shows
             self._progress.note(f"the backward recomputes all that it needs: {error}")
             files.clear_saved()
-            return plan
+            return replace(plan, repeats=chosen.repeats)
+        if config.store.repeats is None and chosen.repeats > 1:
+            self._progress.note(
+                "on this disk steps are shorter where a killed run may repeat two segments' "
+                "backwards instead of one, so it may (store.repeats)"
+            )
         can, most = len(chosen.builder.saves), len(plan.captured.model.segments) - 1
         if config.train.recompute is False and can < most:
             self._progress.note(
@@ -307,7 +312,7 @@ class OpenRun:
                 commits,
                 guard,
                 values=self._values,
-                repeats=config.store.repeats,
+                repeats=plan.repeats,
                 begin=watch.begin,
                 tick=watch.tick,
                 observe=self._observe,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swaptrain.config import Config, check_resume
-from swaptrain.execute.choose import choose_saves
+from swaptrain.execute.choose import choose_plan
 from swaptrain.execute.disk import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.machine import Machine, known_machine
@@ -55,7 +55,7 @@ def plan(config: Config) -> PlanReport:
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
         if timed is not None:
             made = with_tier_cost(made, config, prepared.device)
-        made = choose_saves(made, config, timed, disk_bytes=spare)
+        made = choose_plan(made, config, timed, disk_bytes=spare)
         if timed is not None and made.builder.saves:
             made = with_tier_cost(made, config, prepared.device)
         needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
@@ -101,17 +101,9 @@ def plan(config: Config) -> PlanReport:
         io_s=None if found is None else found.disk.seconds(read_bytes, written),
         compute_s=priced.compute_s,
         step_s=priced.step_s,
-        repeats_s=_repeats_s(made, config, found),
+        repeats=made.repeats,
         break_even_tokens=_break_even(config, made, found, state),
     )
-
-
-def _repeats_s(made: Plan, config: Config, machine: Machine | None) -> float | None:
-    """Return the seconds of the same step where a kill may have to do two segments of it again."""
-    if config.store.commit_every > 1 or config.store.repeats > 1:
-        return None
-    store = config.store.model_copy(update={"repeats": 2})
-    return price(made, config.model_copy(update={"store": store}), machine).step_s
 
 
 def print_plan(config: Config) -> None:

@@ -62,6 +62,6 @@ class PlanReport:
     """As measured when the plan was made, instruction by instruction with no I/O beside them."""
     step_s: float | None
     """Of the rehearsal."""
-    repeats_s: float | None
-    """The same with `store.repeats: 2`; None where that is not to be had."""
+    repeats: int
+    """Segments whose backward a kill may repeat, as the config says or as was chosen."""
     break_even_tokens: float | None

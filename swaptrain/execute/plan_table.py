@@ -16,8 +16,6 @@ __all__ = ["show"]
 
 _DRIVE_BYTES = 600 * 10**12
 """What a common 1 TB drive is guaranteed to take."""
-_WORTH_SAYING = 0.97
-"""Times a step's seconds: shorter ones than that are more than a rehearsal's own error."""
 _MOST_ROWS = 40
 _UNIT_COLUMNS = 36
 
@@ -163,8 +161,8 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
                 f"{len(report.segments)} segments save what the others recompute"
             ),
         )
-        if report.repeats_s is not None and report.repeats_s < report.step_s * _WORTH_SAYING:
-            yield "", f"with store.repeats: 2, {format_duration(report.repeats_s)}"
+        if report.repeats > 1:
+            yield "", "a killed run may repeat two segments' backwards for that (store.repeats)"
     if report.break_even_tokens is not None:
         yield (
             "break-even",

@@ -52,7 +52,7 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
         disk=None if machine is None else machine.disk,
         work=_work(plan, config, work),
         commit_work_s=work.commit_s,
-        repeats=config.store.repeats,
+        repeats=plan.repeats,
     )
     durable = durable_keys(program, config)
     for _ in range(_WARMUP):

@@ -1,8 +1,9 @@
 """Rehearses steps of a plan: the tier's own decisions, on a clock that nobody waits for.
 
-Processor and disk are each a queue. An instruction takes the seconds that were measured with no
-I/O beside it, and as many more as the requests that the disk serves meanwhile cost the processor; a
-request takes its bytes over the disk's speed, behind those that were made before it. What is read
+The processor is a queue, and the disk one for reads and one for writes. An instruction takes the
+seconds that were measured with no I/O beside it, and as many more as the requests that the disk
+serves meanwhile cost the processor; a request takes its bytes over the disk's speed, behind those
+of its kind that were made before it. What is read
 when, what gives way to it and what is waited for is what the tier decides, and the order is the
 executor's (but for a GPU's, which has the next instruction begun before one has ended). So the
 bytes are those that a run moves, with what is read twice since a commit still holds its memory, and
@@ -12,6 +13,7 @@ the disk idle, whatever its backward will wait for.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future
@@ -44,86 +46,97 @@ class Rehearsed:
     seconds: float
 
 
-class _Clock:
-    """Says what time it would be."""
+class _Request(Future[Any]):
+    """A request of the disk; nothing fails here."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def wait(self, fs: Sequence[Future[Any]], *, return_when: str = ALL_COMPLETED) -> None:
-        """Let time pass until all appointments, or the first one, have come."""
-        ends = [future.at for future in fs if isinstance(future, _Appointment)]
-        if ends:
-            self.now = max(self.now, min(ends) if return_when == FIRST_COMPLETED else max(ends))
-
-
-class _Appointment(Future[Any]):
-    """A request that is done at a time that is known in advance."""
-
-    def __init__(self, clock: _Clock, at: float) -> None:
+    def __init__(self, disk: _Disk, nbytes: float, work_s: float) -> None:
         super().__init__()
-        self.at, self._clock = at, clock
+        self._disk, self.left_bytes = disk, nbytes
+        self.work_byte_s = work_s / nbytes if nbytes else 0.0
+        """What moving a byte of it costs the processor."""
 
     def done(self) -> bool:
-        return self._clock.now >= self.at
+        self._disk.serve()
+        return not self.left_bytes
 
     def result(self, timeout: float | None = None) -> None:
         """Nothing fails here."""
 
 
-@dataclass
-class _Served:
-    """When the disk is at work for a request, and what that costs the processor."""
-
-    begin: float
-    end: float
-    work_s: float
-
-
 class _Disk:
-    """Serves one request after the other, slower while reads and writes are both under way."""
+    """Serves reads in their order and, beside them, writes in theirs; and has the clock.
 
-    def __init__(self, clock: _Clock, speed: Disk | None) -> None:
-        self._clock, self._speed = clock, speed
-        self.free_at = 0.0
-        self._last = {"read": 0.0, "write": 0.0}
+    Where both are under way each has half of what the disk does then, or what it does alone.
+    """
+
+    def __init__(self, speed: Disk | None) -> None:
+        self.now = 0.0
         self.moved = {"read": 0, "write": 0}
-        self._served: deque[_Served] = deque()
+        self._queues: dict[str, deque[_Request]] = {"read": deque(), "write": deque()}
+        self._alone, self._beside = {"read": 0.0, "write": 0.0}, 0.0
+        self._instant = speed is None
+        if speed is not None:
+            self._alone = {"read": speed.read_bytes_per_s, "write": speed.write_bytes_per_s}
+            self._beside = speed.mixed_bytes_per_s / 2
+        self._served_to = self._work_s = 0.0
 
-    def read(self, nbytes: int, work_s: float) -> _Appointment:
-        speed = self._speed.read_bytes_per_s if self._speed else 0.0
-        return self._request("read", "write", nbytes, speed, work_s)
+    def request(self, kind: Access, nbytes: int, work_s: float) -> _Request:
+        """Begin to read, or to write."""
+        way = "read" if kind == "read" else "write"
+        self.serve()
+        self.moved[way] += nbytes
+        request = _Request(self, 0 if self._instant else nbytes, work_s)
+        if request.left_bytes:
+            self._queues[way].append(request)
+        return request
 
-    def write(self, nbytes: int, work_s: float) -> _Appointment:
-        speed = self._speed.write_bytes_per_s if self._speed else 0.0
-        return self._request("write", "read", nbytes, speed, work_s)
+    def wait(self, fs: Sequence[Future[Any]], *, return_when: str = ALL_COMPLETED) -> None:
+        """Let time pass until all of these requests, or the first one, are done."""
+        enough = any if return_when == FIRST_COMPLETED else all
+        requests = [future for future in fs if isinstance(future, _Request)]
+        while requests and not enough(request.done() for request in requests):
+            self._serve_next(math.inf)
+            self.now = max(self.now, self._served_to)
 
-    def work_until(self, at: float) -> float:
-        """Return what the requests cost the processor from the last call on until `at`."""
-        work_s = 0.0
-        while self._served and self._served[0].begin < at:
-            first = self._served[0]
-            if first.end <= at:
-                work_s += self._served.popleft().work_s
-                continue
-            done_s = (at - first.begin) / (first.end - first.begin) * first.work_s
-            first.begin, first.work_s = at, first.work_s - done_s
-            work_s += done_s
+    def serve(self) -> None:
+        """Do what the disk has done by now."""
+        while self._served_to < self.now:
+            self._serve_next(self.now - self._served_to)
+
+    def work_s(self) -> float:
+        """Return what the requests have cost the processor since the last call."""
+        self.serve()
+        work_s, self._work_s = self._work_s, 0.0
         return work_s
 
-    def _request(
-        self, kind: str, other: str, nbytes: int, alone: float, work_s: float
-    ) -> _Appointment:
-        now = self._clock.now
-        self.moved[kind] += nbytes
-        if self._speed is None:
-            return _Appointment(self._clock, now)
-        both = self._last[other] > now
-        begin = max(now, self.free_at)
-        self.free_at = begin + nbytes / (self._speed.mixed_bytes_per_s if both else alone)
-        self._served.append(_Served(begin, self.free_at, work_s))
-        self._last[kind] = self.free_at
-        return _Appointment(self._clock, self.free_at)
+    def work_left_s(self) -> float:
+        """Return what the requests that are under way will cost it."""
+        queues = self._queues.values()
+        return sum(request.left_bytes * request.work_byte_s for q in queues for request in q)
+
+    def _serve_next(self, most_s: float) -> None:
+        """Serve until a request is done, for `most_s` at most."""
+        under_way = self._under_way()
+        seconds = min((queue[0].left_bytes / speed for queue, speed in under_way), default=most_s)
+        seconds = min(seconds, most_s)
+        for queue, speed in under_way:
+            first = queue[0]
+            moved = min(first.left_bytes, seconds * speed)
+            if first.left_bytes / speed <= seconds:
+                moved = first.left_bytes
+                queue.popleft()
+            first.left_bytes -= moved
+            self._work_s += moved * first.work_byte_s
+        self._served_to = self.now if seconds == most_s else self._served_to + seconds
+
+    def _under_way(self) -> list[tuple[deque[_Request], float]]:
+        """Return the queues in which there is something, and what the disk does of each."""
+        both = all(self._queues.values())
+        return [
+            (queue, min(self._alone[way], self._beside) if both else self._alone[way])
+            for way, queue in self._queues.items()
+            if queue
+        ]
 
 
 class _NoMemory(Slab):
@@ -163,10 +176,8 @@ class Room:
 class _Home:
     """Knows which objects the disk would have."""
 
-    def __init__(
-        self, clock: _Clock, disk: _Disk, size_bytes: Callable[[ObjectKey], int], work: Work
-    ) -> None:
-        self._clock, self._disk, self._size_bytes, self._work = clock, disk, size_bytes, work
+    def __init__(self, disk: _Disk, size_bytes: Callable[[ObjectKey], int], work: Work) -> None:
+        self._disk, self._size_bytes, self._work = disk, size_bytes, work
         self.spilled: set[ObjectKey] = set()
         self.commit: Sequence[Future[Any]] = ()
         """The last one, behind all others."""
@@ -178,13 +189,13 @@ class _Home:
         return key.kind is Kind.STATE or key in self.spilled
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
-        return [self._disk.read(slab.nbytes, self._work(key, "read"))]
+        return [self._disk.request("read", slab.nbytes, self._work(key, "read"))]
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         self.spilled.add(key)
         if key.kind is Kind.GRADIENT:
-            self._clock.wait(self.commit)
-        return [self._disk.write(slab.nbytes, self._work(key, "spill"))]
+            self._disk.wait(self.commit)
+        return [self._disk.request("spill", slab.nbytes, self._work(key, "spill"))]
 
     def forget(self, key: ObjectKey) -> None:
         self.spilled.discard(key)
@@ -213,10 +224,9 @@ class Rehearsal:
         self._seconds, self._work, self._commit_work_s = seconds, work, commit_work_s
         self._repeats = repeats
         self._size_bytes = size_bytes = cache(size_bytes)
-        self._clock = _Clock()
-        self._disk = _Disk(self._clock, disk)
-        self._home = _Home(self._clock, self._disk, size_bytes, work)
-        self._tier = Tier(pool, self._home, self._clock.wait)
+        self._disk = _Disk(disk)
+        self._home = _Home(self._disk, size_bytes, work)
+        self._tier = Tier(pool, self._home, self._disk.wait)
         self._visit = 0
         self._computed_until = 0.0
         self._values: list[Future[Any]] = []
@@ -234,7 +244,7 @@ class Rehearsal:
         `durable` names what an instruction makes durable. An instruction of the next segment waits
         for it (`settling`), or, where the store is committed as a whole, the end of the program.
         """
-        begun, before = self._clock.now, dict(self._disk.moved)
+        begun, before = self._disk.now, dict(self._disk.moved)
         self._visit = 0  # the first segment's, which was the last one of the step before, is new
         committed_bytes = 0
         made = {key for instruction in program for key in instruction.writes}
@@ -251,7 +261,7 @@ class Rehearsal:
             self._compute(instruction)
             if commits == "segments" and instruction.segment not in (0, self._visit):
                 self._visit = instruction.segment
-                self._clock.wait(self._values)
+                self._disk.wait(self._values)
                 self._values = []
             if position in settles:
                 self._settle()
@@ -266,7 +276,7 @@ class Rehearsal:
                 self._disk.moved["write"] - before["write"],
                 committed_bytes,
             ),
-            self._clock.now - begun,
+            self._disk.now - begun,
         )
 
     def close(self) -> None:
@@ -274,16 +284,16 @@ class Rehearsal:
         self._tier.close()
 
     def _compute(self, instruction: Instruction) -> None:
-        clock, disk = self._clock, self._disk
-        waited_s = clock.now - self._computed_until  # the processor had nothing else to do
-        seconds = self._seconds(instruction) + max(0.0, disk.work_until(clock.now) - waited_s)
+        disk = self._disk
+        waited_s = disk.now - self._computed_until  # the processor had nothing else to do
+        seconds = self._seconds(instruction) + max(0.0, disk.work_s() - waited_s)
         while seconds > _SHORTEST_S:
-            clock.now += seconds
-            seconds = disk.work_until(clock.now)
-        self._computed_until = clock.now
+            disk.now += seconds
+            seconds = disk.work_s()
+        self._computed_until = disk.now
 
     def _settle(self) -> None:
-        self._clock.wait([*self._home.commit, *self._values])
+        self._disk.wait([*self._home.commit, *self._values])
         self._home.commit, self._values = (), []
 
     def _make_durable(self, instruction: Instruction, keys: Iterable[ObjectKey]) -> int:
@@ -297,7 +307,7 @@ class Rehearsal:
         if held and instruction.operation is not Operation.FORWARD and not instruction.goes_on:
             works[-1] += self._commit_work_s
         ends = [
-            self._disk.write(self._size_bytes(key), work)
+            self._disk.request("commit", self._size_bytes(key), work)
             for key, work in zip(held, works, strict=True)
         ]
         self._home.spilled.update(key for key in held if key.kind is not Kind.STATE)

@@ -23,9 +23,11 @@ __all__ = ["DirectIO"]
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 8 * 2**20
-"""What a thread reads with one system call, and, where I/O is buffered, has in the page cache. What
-is read ahead would otherwise fill the disk's queue, and a small write that is waited for stand
-behind all of it; larger writes are waited for themselves."""
+"""What a thread reads with one system call. What is read ahead would otherwise fill the disk's
+queue, and a small write that is waited for stand behind all of it; larger writes are waited for
+themselves."""
+_BUFFERED_BYTES = 4 * 2**20
+"""What a thread has in the page cache at most, where I/O is buffered."""
 
 _SYNC_FILE_RANGE_WAIT_WRITE_WAIT = 7
 
@@ -33,6 +35,8 @@ _SYNC_FILE_RANGE_WAIT_WRITE_WAIT = 7
 class DirectIO:
     """Direct I/O of existing files; every request is a future.
 
+    Reads and writes have `threads` each: a disk moves more bytes where both are under way, and
+    neither stands behind the other, nor a read behind a flush. Each are begun in their order.
     Buffers are 4096-aligned and, like offsets, multiples of 4096 bytes (ValueError otherwise); they
     must stay as they are until the future is done. A file is opened for each request (measured: 10
     microseconds), so that open descriptors are bounded by the threads. Where a file system refuses
@@ -45,7 +49,8 @@ class DirectIO:
         self, threads: int = 8, *, on_fallback: Callable[[str], None] | None = None
     ) -> None:
         self.threads = threads
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="swaptrain-io")
+        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="swaptrain-read")
+        self._writers = ThreadPoolExecutor(threads, thread_name_prefix="swaptrain-write")
         self._on_fallback = on_fallback
         self._lock = threading.Lock()
         self._buffered_devices: set[int] = set()
@@ -64,7 +69,7 @@ class DirectIO:
     @property
     def staging_bytes(self) -> int:
         """Bytes of page cache that the fallback may hold; 0 while all I/O is direct."""
-        return self.threads * PIECE_BYTES if self._buffered_devices else 0
+        return 2 * self.threads * _BUFFERED_BYTES if self._buffered_devices else 0
 
     def read(
         self,
@@ -81,7 +86,7 @@ class DirectIO:
         short or has another checksum; RunError if the disk fails.
         """
         _check_alignment(buffer, offset)
-        return self._executor.submit(self._read, path, buffer, offset, checksum, where or Where())
+        return self._readers.submit(self._read, path, buffer, offset, checksum, where or Where())
 
     def read_now(self, path: Path, buffer: memoryview, *, offset: int = 0) -> None:
         """Fill `buffer` like `read`, on the thread that calls; raises the same errors."""
@@ -102,7 +107,7 @@ class DirectIO:
         The future gives the xxh3-64 of the buffer (0 without `checksum`); raises RunError.
         """
         _check_alignment(buffer, offset)
-        return self._executor.submit(self._write, path, buffer, offset, flush, checksum)
+        return self._writers.submit(self._write, path, buffer, offset, flush, checksum)
 
     def write_now(self, path: Path, buffer: memoryview) -> int:
         """Overwrite part of a file like `write`, unflushed, on the thread that calls.
@@ -114,11 +119,12 @@ class DirectIO:
 
     def flush(self, path: Path) -> Future[None]:
         """Make what was written to a file durable (fdatasync); the future raises RunError."""
-        return self._executor.submit(flush_file, path)
+        return self._writers.submit(flush_file, path)
 
     def close(self) -> None:
         """Finish what was asked for and end the threads."""
-        self._executor.shutdown()
+        self._readers.shutdown()
+        self._writers.shutdown()
 
     def __enter__(self) -> DirectIO:
         return self
@@ -193,7 +199,9 @@ class DirectIO:
         """Move the buffer to or from a file; return the bytes moved, fewer at the end of it."""
         descriptor, direct = self._open(path, mode)
         try:
-            piece_bytes = len(buffer) if direct and mode == os.O_WRONLY else PIECE_BYTES
+            piece_bytes = len(buffer) if mode == os.O_WRONLY else PIECE_BYTES
+            if not direct:
+                piece_bytes = _BUFFERED_BYTES
             done = 0
             while done < len(buffer):
                 piece = buffer[done : done + piece_bytes]
@@ -202,7 +210,7 @@ class DirectIO:
                 except OSError as error:
                     if error.errno != errno.EINVAL or not direct:
                         raise
-                    direct, piece_bytes = False, PIECE_BYTES
+                    direct, piece_bytes = False, _BUFFERED_BYTES
                     buffered = os.open(path, mode | os.O_CLOEXEC)
                     os.close(descriptor)
                     descriptor = buffered

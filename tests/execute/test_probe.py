@@ -24,7 +24,7 @@ def test_all_is_measured_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the real disk, for hundredths of a second; what is known already is kept."""
-    for name in ("_DISK_S", "_COMPUTE_S"):
+    for name in ("_DISK_S", "_BURST_S", "_COMPUTE_S"):
         monkeypatch.setattr(probe, name, 0.01)
     found = probe.measure(tmp_path, CPU, ["float32"], {"bfloat16": 5.0})
     assert not list(tmp_path.iterdir())
@@ -64,7 +64,7 @@ def test_a_start_goes_on_after_a_kill_in_the_middle(
     (tmp_path / "speed.tmp").write_bytes(bytes(4096))
     measured()
     check_contained(tmp_path)
-    for name in ("_DISK_S", "_COMPUTE_S"):
+    for name in ("_DISK_S", "_BURST_S", "_COMPUTE_S"):
         monkeypatch.setattr(probe, name, 0.01)
     probe.measure(tmp_path, CPU, [], {})
     assert not list(tmp_path.iterdir())

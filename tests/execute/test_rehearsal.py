@@ -187,7 +187,7 @@ def test_no_read_is_repeated_and_nothing_is_for_free(
     moved = sum(step.traffic.total_bytes for step in done[1:]) / 1e9
     assert together <= 2 * compute_s + moved + io_s + sum(works)
     # The processor never does more than one thing at a time.
-    left = sum(request.work_s for request in rehearsal._disk._served)
+    left = rehearsal._disk.work_left_s()
     assert 4 * compute_s + sum(works) <= sum(step.seconds for step in done) + left + 1e-3
 
 

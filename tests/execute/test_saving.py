@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from swaptrain.execute.choose import choose_saves
+from swaptrain.execute.choose import choose_plan, choose_saves
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared
@@ -173,8 +173,8 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
         for candidate in (best, small):
             priced = price(candidate, config, machine)
             assert priced.step_s is not None
-            seconds.append(priced.step_s + priced.compute_s / 4)
-        assert seconds[0] <= 1.03 * seconds[1]
+            seconds.append(priced.step_s + priced.compute_s / 10)
+        assert seconds[0] <= 1.02 * seconds[1]
 
 
 def test_where_all_fits_all_is_saved_even_without_a_machine(made: tuple[Any, Plan]) -> None:
@@ -249,3 +249,26 @@ def test_what_an_earlier_start_reserved_is_gone_at_the_next(tmp_path: Path) -> N
     (left / "zarr.json").write_text("{}")  # as of another version of torch, of another size
     trained(config_of(tmp_path / "run", {**TREE, "train": {"steps": 2, "recompute": False}}))
     assert len(losses(run_dir)) == 2
+
+
+def test_a_kill_may_repeat_two_segments_where_that_makes_steps_shorter(
+    made: tuple[Any, Plan],
+) -> None:
+    """Where disk and processor take equally long; the config's own word counts before that."""
+    config, plan = made
+    written = sum(layout.nbytes for layout in plan.layouts.state.values())
+    backward_s = 3 * sum(1.0 for i in plan.step if i.operation is Operation.BACKWARD)
+
+    def repeats(bytes_per_s: float, *, said: int | None = None, commit_every: int = 1) -> int:
+        store = config.store.model_copy(update={"repeats": said, "commit_every": commit_every})
+        job = config.model_copy(update={"store": store})
+        return choose_plan(plan, job, speeds(bytes_per_s), disk_bytes=1 << 40).repeats
+
+    balanced = written / backward_s
+    assert repeats(balanced) == 2
+    assert repeats(balanced * 1e6) == 1  # there is nothing to gain
+    assert repeats(balanced, said=1) == 1
+    assert repeats(balanced * 1e6, said=2) == 2
+    assert repeats(balanced, commit_every=2) == 1
+    job = config.model_copy(update={"store": config.store.model_copy(update={"repeats": None})})
+    assert choose_plan(plan, job, None, disk_bytes=1 << 40).repeats == 1  # nothing is known

@@ -156,7 +156,7 @@ class Runs:
         if self.config.store.commit_every > 1:
             return None  # it goes back to the last commit of the whole store
         for again in self.done_again():
-            backwards = self.config.store.repeats
+            backwards = self.config.store.repeats or 2
             if not again.within(backwards) and not again.restarted_wave:
                 return f"done again: {again.instructions}"
         return None
