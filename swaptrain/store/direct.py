@@ -35,7 +35,7 @@ _SYNC_FILE_RANGE_WAIT_WRITE_WAIT = 7
 class DirectIO:
     """Direct I/O of existing files; every request is a future.
 
-    Reads and writes have `threads` each: a disk moves more bytes where both are under way, and
+    `threads` read, and half as many write: a disk moves more bytes where both are under way, and
     neither stands behind the other, nor a read behind a flush. Each are begun in their order.
     Buffers are 4096-aligned and, like offsets, multiples of 4096 bytes (ValueError otherwise); they
     must stay as they are until the future is done. A file is opened for each request (measured: 10
@@ -48,9 +48,11 @@ class DirectIO:
     def __init__(
         self, threads: int = 8, *, on_fallback: Callable[[str], None] | None = None
     ) -> None:
-        self.threads = threads
+        self.threads, self._write_threads = threads, -(-threads // 2)
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="swaptrain-read")
-        self._writers = ThreadPoolExecutor(threads, thread_name_prefix="swaptrain-write")
+        self._writers = ThreadPoolExecutor(
+            self._write_threads, thread_name_prefix="swaptrain-write"
+        )
         self._on_fallback = on_fallback
         self._lock = threading.Lock()
         self._buffered_devices: set[int] = set()
@@ -69,7 +71,8 @@ class DirectIO:
     @property
     def staging_bytes(self) -> int:
         """Bytes of page cache that the fallback may hold; 0 while all I/O is direct."""
-        return 2 * self.threads * _BUFFERED_BYTES if self._buffered_devices else 0
+        threads = self.threads + self._write_threads
+        return threads * _BUFFERED_BYTES if self._buffered_devices else 0
 
     def read(
         self,
