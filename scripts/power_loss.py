@@ -68,6 +68,7 @@ PARTS = {"memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**GPT, **CLIPPED},
+    "repeats-2": {**GPT, "store": {"repeats": 2}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "batch-norm": CNN,

@@ -6,7 +6,7 @@ removed afterwards.
 
     python scripts/slow_disk.py
     python scripts/slow_disk.py --megabytes-per-s 200 50 --micro-batches 1 4
-    python scripts/slow_disk.py --shape 270m --host 2GiB --megabytes-per-s 600 store.repeats=2
+    python scripts/slow_disk.py store.repeats=1 --shape 270m --host 2GiB --megabytes-per-s 600
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def test_the_disk_is_measured_at_the_mix(tmp_path: Path, monkeypatch: pytest.Mon
     engines = []
 
     class Counted(DirectIO):
-        def __init__(self, threads: int) -> None:
-            super().__init__(threads)
+        def __init__(self) -> None:
+            super().__init__()
             engines.append(self)
 
     monkeypatch.setattr(probe, "DirectIO", Counted)

@@ -20,8 +20,9 @@ _TRIALS = 8
 """Numbers of saving segments that are priced, before the best one's neighbours are."""
 _NEAR = 1.02
 """Times the shortest step: as good, as far as a rehearsal can tell."""
-_WORTH_REPEATING = 0.95
-"""Times a step in which a kill repeats one segment's backward: what is worth a second one."""
+_WORTH_REPEATING, _NO_GAIN = 0.95, 0.99
+"""Times a step in which a kill repeats one segment's backward: what is worth a second one, and
+above what it is not looked for which segments should save then."""
 _CONTENTION = 0.1
 """Of the seconds of computing, added to a step's: what a rehearsal leaves out (requests that wait
 for a processor, moments in which all is slower) costs those more that compute more."""
@@ -34,17 +35,31 @@ def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_byt
     """Return the plan with what makes its steps shortest: what segments save, `store.repeats`.
 
     `disk_bytes` is what may be reserved for what is saved and memory does not hold. Where
-    `store.repeats` is null, two segments' backwards may be repeated where that is worth it.
+    `store.repeats` is null, two segments' backwards may be repeated where that is worth it: not
+    where nothing is known of the machine, nor where a rehearsal takes minutes.
     """
-    repeats = config.store.repeats
-    if repeats is not None or config.store.commit_every > 1:
-        plan = replace(plan, repeats=repeats or 1)
-        return choose_saves(plan, config, machine, disk_bytes=disk_bytes)
-    lax = choose_saves(replace(plan, repeats=2), config, machine, disk_bytes=disk_bytes)
-    strict = replace(lax, repeats=1)
-    strict_s, lax_s = (price(chosen, config, machine).step_s for chosen in (strict, lax))
-    worth_it = strict_s is not None and lax_s is not None and lax_s < _WORTH_REPEATING * strict_s
-    return lax if worth_it else strict
+
+    def best(repeats: int) -> Plan:
+        again = replace(plan, repeats=repeats)
+        return choose_saves(again, config, machine, disk_bytes=disk_bytes)
+
+    def step_s(chosen: Plan) -> float:
+        seconds = price(chosen, config, machine).step_s
+        assert seconds is not None, "the machine is known, and the program short enough"
+        return seconds
+
+    if config.store.commit_every > 1:
+        return best(1)
+    if config.store.repeats is not None:
+        return best(config.store.repeats)
+    strict = best(1)
+    if machine is None or len(plan.step) > _LONGEST_SEARCHED:
+        return strict
+    strict_s = step_s(strict)
+    if step_s(replace(strict, repeats=2)) > _NO_GAIN * strict_s:
+        return strict
+    lax = best(2)
+    return lax if step_s(lax) < _WORTH_REPEATING * strict_s else strict
 
 
 def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:

@@ -53,7 +53,7 @@ def machine(
 
     Measured again when the disk or the processor is another one, when the figures cannot be read,
     and, on a machine that was busy at the time, once it is not: the better ones of both are kept.
-    Takes about five seconds, 128 MiB of disk and 20 MiB of memory. None where the disk refuses: a
+    Takes about six seconds, 128 MiB of disk and 20 MiB of memory. None where the disk refuses: a
     run does not fail because its speed is unknown.
     """
     known, busy = _known(path, device)
@@ -67,7 +67,7 @@ def machine(
     if free_bytes(path) < 2 * FILE_BYTES:
         return None
     note(
-        "measuring the disk and the processor, five seconds"
+        "measuring the disk and the processor, six seconds"
         + (": other processes are at work, so it will be done again" if busy_now else "")
     )
     try:

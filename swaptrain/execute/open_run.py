@@ -192,7 +192,7 @@ class OpenRun:
         except RunError as error:  # a quota, which no free space shows
             self._progress.note(f"the backward recomputes all that it needs: {error}")
             files.clear_saved()
-            return replace(plan, repeats=chosen.repeats)
+            chosen = choose_plan(plan, config, machine, disk_bytes=0)
         if config.store.repeats is None and chosen.repeats > 1:
             self._progress.note(
                 "on this disk steps are shorter where a killed run may repeat two segments' "

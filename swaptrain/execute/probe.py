@@ -135,7 +135,7 @@ def measure(
     """
     file = path / "speed.tmp"
     try:
-        with DirectIO(2 * _DEPTH) as io:
+        with DirectIO(2 * _DEPTH) as io:  # of which half may write at once
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 os.posix_fallocate(descriptor, 0, FILE_BYTES)

@@ -3,12 +3,11 @@
 The processor is a queue, and the disk one for reads and one for writes. An instruction takes the
 seconds that were measured with no I/O beside it, and as many more as the requests that the disk
 serves meanwhile cost the processor; a request takes its bytes over the disk's speed, behind those
-of its kind that were made before it. What is read
-when, what gives way to it and what is waited for is what the tier decides, and the order is the
-executor's (but for a GPU's, which has the next instruction begun before one has ended). So the
-bytes are those that a run moves, with what is read twice since a commit still holds its memory, and
-the seconds contain what cannot run side by side: a forward that finds all it needs in memory leaves
-the disk idle, whatever its backward will wait for.
+of its kind that were made before it. What is read when, what gives way to it and what is waited for
+is what the tier decides, and the order is the executor's (but for a GPU's, which has the next
+instruction begun before one has ended). So the bytes are those that a run moves, with what is read
+twice since a commit still holds its memory, and the seconds contain what cannot run side by side: a
+forward that finds all it needs in memory leaves the disk idle, whatever its backward will wait for.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class _Disk:
     def __init__(self, speed: Disk | None) -> None:
         self.now = 0.0
         self.moved = {"read": 0, "write": 0}
-        self._queues: dict[str, deque[_Request]] = {"read": deque(), "write": deque()}
+        self.queues: dict[str, deque[_Request]] = {"read": deque(), "write": deque()}
         self._alone, self._beside = {"read": 0.0, "write": 0.0}, 0.0
         self._instant = speed is None
         if speed is not None:
@@ -87,7 +86,7 @@ class _Disk:
         self.moved[way] += nbytes
         request = _Request(self, 0 if self._instant else nbytes, work_s)
         if request.left_bytes:
-            self._queues[way].append(request)
+            self.queues[way].append(request)
         return request
 
     def wait(self, fs: Sequence[Future[Any]], *, return_when: str = ALL_COMPLETED) -> None:
@@ -109,11 +108,6 @@ class _Disk:
         work_s, self._work_s = self._work_s, 0.0
         return work_s
 
-    def work_left_s(self) -> float:
-        """Return what the requests that are under way will cost it."""
-        queues = self._queues.values()
-        return sum(request.left_bytes * request.work_byte_s for q in queues for request in q)
-
     def _serve_next(self, most_s: float) -> None:
         """Serve until a request is done, for `most_s` at most."""
         under_way = self._under_way()
@@ -131,10 +125,10 @@ class _Disk:
 
     def _under_way(self) -> list[tuple[deque[_Request], float]]:
         """Return the queues in which there is something, and what the disk does of each."""
-        both = all(self._queues.values())
+        both = all(self.queues.values())
         return [
             (queue, min(self._alone[way], self._beside) if both else self._alone[way])
-            for way, queue in self._queues.items()
+            for way, queue in self.queues.items()
             if queue
         ]
 

@@ -36,7 +36,7 @@ class DirectIO:
     """Direct I/O of existing files; every request is a future.
 
     `threads` read, and half as many write: a disk moves more bytes where both are under way, and
-    neither stands behind the other, nor a read behind a flush. Each are begun in their order.
+    neither stands behind the other, nor a read behind a flush. Those of a kind begin in order.
     Buffers are 4096-aligned and, like offsets, multiples of 4096 bytes (ValueError otherwise); they
     must stay as they are until the future is done. A file is opened for each request (measured: 10
     microseconds), so that open descriptors are bounded by the threads. Where a file system refuses

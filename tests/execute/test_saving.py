@@ -269,6 +269,6 @@ def test_a_kill_may_repeat_two_segments_where_that_makes_steps_shorter(
     assert repeats(balanced * 1e6) == 1  # there is nothing to gain
     assert repeats(balanced, said=1) == 1
     assert repeats(balanced * 1e6, said=2) == 2
-    assert repeats(balanced, commit_every=2) == 1
+    assert repeats(balanced, commit_every=2) == repeats(balanced, said=2, commit_every=2) == 1
     job = config.model_copy(update={"store": config.store.model_copy(update={"repeats": None})})
     assert choose_plan(plan, job, None, disk_bytes=1 << 40).repeats == 1  # nothing is known
