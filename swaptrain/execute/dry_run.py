@@ -20,7 +20,7 @@ from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resi
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
 
-__all__ = ["Measured", "dry_run"]
+__all__ = ["DryRun", "Measured", "dry_run", "samples"]
 
 _ROUNDS = 3
 _STD = 0.02
@@ -41,7 +41,9 @@ class Measured:
     the median of several rounds."""
 
 
-class _DryRun:
+class DryRun:
+    """Executes instructions on slabs of their own, and notes what they take."""
+
     def __init__(
         self,
         captured: Captured,
@@ -196,7 +198,7 @@ def dry_run(
     With `saving`, `layouts` learns what autograd saves in the segments whose forward and backward
     with it fit `host_bytes` beside the rest.
     """
-    run = _DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
+    run = DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
     samples = _samples(captured, program)
     marks = reset_peak()
@@ -225,7 +227,7 @@ def dry_run(
 
 
 def _saving_pairs(
-    run: _DryRun, samples: list[Instruction], builder: StepBuilder, limit_bytes: int
+    run: DryRun, samples: list[Instruction], builder: StepBuilder, limit_bytes: int
 ) -> list[tuple[Instruction, Instruction]]:
     """Return a forward that saves and its backward, by class, where both fit `limit_bytes`.
 
@@ -251,7 +253,18 @@ def _saving_pairs(
     return pairs
 
 
-def _has_room(run: _DryRun, pair: tuple[Instruction, Instruction], step: int) -> bool:
+def samples(captured: Captured, program: Program) -> list[list[Instruction]]:
+    """Return one instruction of each kind and class, in the order of the program.
+
+    A forward that saves and the backward that takes it are together.
+    """
+    pairs = _pairs(captured, program)
+    alone = [i for i in program if not any(key.kind is Kind.SAVED for key in i.touches)]
+    together = [[i] for i in _samples(captured, alone)] + [list(pair) for pair in pairs]
+    return sorted(together, key=lambda group: program.index(group[0]))
+
+
+def _has_room(run: DryRun, pair: tuple[Instruction, Instruction], step: int) -> bool:
     """Sample a forward that saves and its backward, and say whether the device has the memory."""
     try:
         run.sample(list(pair), step)
@@ -261,7 +274,7 @@ def _has_room(run: _DryRun, pair: tuple[Instruction, Instruction], step: int) ->
     return True
 
 
-def _forget_saved(run: _DryRun, forward: Instruction) -> None:
+def _forget_saved(run: DryRun, forward: Instruction) -> None:
     """Let no segment of a forward's class save."""
     model = run.captured.model
     own = model.segment(forward.segment).isomorphism
@@ -272,7 +285,7 @@ def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
     return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
 
 
-def _samples(captured: Captured, program: Program) -> list[Instruction]:
+def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruction]:
     """Return one instruction of each kind and class, in the order of the program."""
     chosen: dict[tuple[int, Operation], Instruction] = {}
     for instruction in program:

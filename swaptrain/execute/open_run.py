@@ -22,6 +22,7 @@ from swaptrain.execute.floor import disk_machine, step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.home import StoreHome
+from swaptrain.execute.io_cost import with_io_cost
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
@@ -126,6 +127,9 @@ class OpenRun:
         plan = self._choose(plan, machine, spare)
         if machine is not None and plan.builder.saves:  # what is saved takes slabs as well
             plan = with_tier_cost(plan, config, self._prepared.device)
+        if machine is not None:
+            batch, folder = self._prepared.planner.batch, (config.store.paths or (run_dir,))[0]
+            plan = with_io_cost(plan, config, machine, batch, self._io, folder)
         self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(

@@ -62,6 +62,8 @@ class Plan:
     """Seconds that the tier itself takes for an instruction, where that was measured."""
     load_s: float = 0.0
     """Seconds that a micro-batch takes to load, where that was measured."""
+    beside_io: float | None = None
+    """Times as long that instructions take beside the I/O of a step, where that was measured."""
     repeats: int = 1
     """Segments whose backward a kill may repeat (`store.repeats`)."""
 
@@ -111,7 +113,7 @@ class Planner:
         positions: tuple[str, int] | None = None,
     ) -> None:
         self._config, self._built, self._rule = config, built, rule
-        self._device, self._batch, self._positions = device, batch, positions
+        self._device, self.batch, self._positions = device, batch, positions
         self._cutter = Cutter(config, built, rule, choices=choices)
         self._plans: dict[tuple[int, ...], Plan] = {}
         trim()
@@ -177,7 +179,7 @@ class Planner:
                 layouts,
                 operations,
                 short_steps(found.builder),
-                self._batch,
+                self.batch,
                 host_bytes=config.memory.host - _SLACK_BYTES,
                 saving=not config.train.recompute,
             )

@@ -13,7 +13,7 @@ from swaptrain.program.cost import IOWork, durable_objects
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Price", "durable_keys", "price"]
+__all__ = ["Price", "durable_keys", "instruction_seconds", "price"]
 
 _LONGEST_REHEARSED = 10_000
 """Instructions; each one looks at all that is held, and ahead at all that comes."""
@@ -39,16 +39,18 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     With commit_every > 1 it is the mean of steps that commit and steps that do not.
     """
     program = plan.step
-    seconds = _seconds(plan)
+    seconds = instruction_seconds(plan)
     compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
     m = config.store.commit_every
-    work = IOWork() if machine is None else machine.io_work
+    slower, work = plan.beside_io or 1.0, IOWork()
+    if machine is not None and plan.beside_io is None:  # which contains it
+        work = machine.io_work
     rehearsal = Rehearsal(
         plan.layouts.size_bytes,
         Room(plan.pool_bytes),
-        seconds=lambda instruction: plan.tier_s + seconds(instruction),
+        seconds=lambda instruction: plan.tier_s + slower * seconds(instruction),
         disk=None if machine is None else machine.disk,
         work=_work(plan, config, work),
         commit_work_s=work.commit_s,
@@ -77,7 +79,7 @@ def durable_keys(program: Program, config: Config) -> Callable[[Instruction], It
     return durable_objects(program, keeps_values=config.store.keeps_values)
 
 
-def _seconds(plan: Plan) -> Callable[[Instruction], float]:
+def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
     """Return what an instruction's computing was measured to take."""
     measured, model = plan.measured.seconds, plan.captured.model
 

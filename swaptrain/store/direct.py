@@ -19,7 +19,7 @@ from swaptrain.errors import DamagedStoreError, RunError, Where
 from swaptrain.spans import span
 from swaptrain.store.files import flush_file, run_error
 
-__all__ = ["DirectIO"]
+__all__ = ["PAGE_BYTES", "DirectIO"]
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 8 * 2**20
