@@ -20,7 +20,7 @@ from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resi
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
 
-__all__ = ["DryRun", "Measured", "dry_run", "samples"]
+__all__ = ["DryRun", "Measured", "dry_run", "sample_groups", "slab_bytes"]
 
 _ROUNDS = 3
 _STD = 0.02
@@ -246,14 +246,14 @@ def _saving_pairs(
     program = replace(builder, saves=frozenset(layouts.saved)).step()
     pairs = []
     for forward, backward in _pairs(run.captured, program):
-        if _slab_bytes(layouts, (forward, backward)) <= limit_bytes:
+        if slab_bytes(layouts, (forward, backward)) <= limit_bytes:
             pairs.append((forward, backward))
         else:
             _forget_saved(run, forward)
     return pairs
 
 
-def samples(captured: Captured, program: Program) -> list[list[Instruction]]:
+def sample_groups(captured: Captured, program: Program) -> list[list[Instruction]]:
     """Return one instruction of each kind and class, in the order of the program.
 
     A forward that saves and the backward that takes it are together.
@@ -281,7 +281,8 @@ def _forget_saved(run: DryRun, forward: Instruction) -> None:
     run.layouts.forget_saved(s.index for s in model.segments if s.isomorphism == own)
 
 
-def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
+def slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
+    """Return the bytes of slabs that instructions touch together."""
     return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
 
 

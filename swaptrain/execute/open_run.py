@@ -128,8 +128,7 @@ class OpenRun:
         if machine is not None and plan.builder.saves:  # what is saved takes slabs as well
             plan = with_tier_cost(plan, config, self._prepared.device)
         if machine is not None:
-            batch, folder = self._prepared.planner.batch, (config.store.paths or (run_dir,))[0]
-            plan = with_io_cost(plan, config, machine, batch, self._io, folder)
+            plan = with_io_cost(plan, config, machine, self._prepared.planner.batch, self._io)
         self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s
         self._slots, root = open_store(

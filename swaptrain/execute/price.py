@@ -44,9 +44,9 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
     m = config.store.commit_every
-    slower, work = plan.beside_io or 1.0, IOWork()
-    if machine is not None and plan.beside_io is None:  # which contains it
-        work = machine.io_work
+    slower, work = plan.beside_io or 1.0, IOWork() if machine is None else machine.io_work
+    if plan.beside_io is not None:  # which contains the rest
+        work = IOWork(commit_s=work.commit_s)
     rehearsal = Rehearsal(
         plan.layouts.size_bytes,
         Room(plan.pool_bytes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from swaptrain.config import Config
-from swaptrain.errors import RunError
+from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.execute import io_cost
-from swaptrain.execute.dry_run import DryRun, samples
+from swaptrain.execute.dry_run import DryRun, sample_groups
 from swaptrain.execute.io_cost import with_io_cost
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.prepare import Prepared
@@ -54,15 +55,19 @@ def io() -> Iterator[DirectIO]:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a step's I/O made again and again while a millisecond is computed."""
-    beside = io_cost._Load.beside
-    monkeypatch.setattr(io_cost._Load, "beside", lambda load, moved, _: beside(load, moved, 1e-3))
+    beside = io_cost._StepIO.beside
+    monkeypatch.setattr(io_cost._StepIO, "beside", lambda load, moved, _: beside(load, moved, 1e-3))
 
 
-def ask(
-    prepared: tuple[Config, Prepared], io: DirectIO, folder: Path, machine: Machine = SLOW
-) -> Any:
+def ask(prepared: tuple[Config, Prepared], io: DirectIO, folder: Path, **store: object) -> Any:
     config, made = prepared
-    return with_io_cost(made.plan, config, machine, made.planner.batch, io, folder)
+    config = config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"dir": folder}),
+            "store": config.store.model_copy(update=store),
+        }
+    )
+    return with_io_cost(made.plan, config, SLOW, made.planner.batch, io)
 
 
 @pytest.mark.parametrize("seconds_beside", [3.0, 1.5])
@@ -82,7 +87,7 @@ def test_every_kind_is_executed_alone_and_beside_io(
     loaded: list[bool] = [False]
     seen: list[tuple[bool, Operation]] = []
     moved: list[int] = []
-    sample, beside = DryRun.sample, io_cost._Load.beside
+    sample, beside = DryRun.sample, io_cost._StepIO.beside
 
     def noted(run: DryRun, instructions: list[Instruction], step: int) -> None:
         seen.extend((loaded[0], i.operation) for i in instructions)
@@ -91,7 +96,7 @@ def test_every_kind_is_executed_alone_and_beside_io(
             run.measured.seconds[key] = seconds_beside if loaded[0] else 2.0
 
     @contextmanager
-    def loading(load: io_cost._Load, traffic: Traffic, seconds: float) -> Iterator[None]:
+    def loading(load: io_cost._StepIO, traffic: Traffic, seconds: float) -> Iterator[None]:
         before = io.read_bytes + io.write_bytes
         with beside(load, traffic, seconds):
             loaded[0] = True
@@ -100,7 +105,7 @@ def test_every_kind_is_executed_alone_and_beside_io(
         moved.append(io.read_bytes + io.write_bytes - before)
 
     monkeypatch.setattr(DryRun, "sample", noted)
-    monkeypatch.setattr(io_cost._Load, "beside", loading)
+    monkeypatch.setattr(io_cost._StepIO, "beside", loading)
     found = ask(prepared, io, tmp_path)
     assert found.beside_io == (pytest.approx(1.5) if seconds_beside > 2 else None)
     assert replace(found, beside_io=None) == made.plan
@@ -135,7 +140,7 @@ def test_forwards_that_save_come_with_their_backwards(prepared: tuple[Config, Pr
     plan = made.plan
     builder = replace(plan.builder, saves=frozenset(sorted(plan.layouts.saved)[:2]))
     program = builder.step(pending_updates=plan.pending)
-    groups = samples(plan.captured, program)
+    groups = sample_groups(plan.captured, program)
     pairs = [[i.operation for i in group] for group in groups if len(group) > 1]
     assert pairs == [[Operation.FORWARD, Operation.BACKWARD]] * len(pairs) and pairs
     assert all(len({(i.segment, i.micro_batch) for i in group}) == 1 for group in groups)
@@ -149,38 +154,49 @@ def test_forwards_that_save_come_with_their_backwards(prepared: tuple[Config, Pr
     assert sorted(kind(i) for group in groups for i in group) == sorted(set(map(kind, computed)))
 
 
-@pytest.mark.parametrize("written", [0, 1, 3, 4])
-def test_reads_and_writes_come_in_the_step_s_proportion(tmp_path: Path, written: int) -> None:
-    """And no more are under way at once than the reads and writes of a run."""
-    done, asked, under_way = threading.Event(), [], [0, 0]
+@pytest.mark.parametrize(("written", "committed"), [(0, 0), (1, 1), (3, 1), (4, 0), (4, 2)])
+def test_reads_and_writes_come_in_the_step_s_proportion(
+    tmp_path: Path, written: int, committed: int
+) -> None:
+    """Flushed is what a commit writes; no more are under way than of a run."""
+    done, asked = threading.Event(), []
+    under_way: deque[Future[int]] = deque()
+    most = [0]
 
     class Disk:
         def ask(self, kind: str) -> Future[int]:
-            request: Future[int] = Future()
             asked.append(kind)
-            under_way[0] += 1
-            under_way[1] = max(under_way)
-            under_way[0] -= 1
-            request.set_result(0)
+            under_way.append(Future())
+            most[0] = max(most[0], len(under_way))
+            request = under_way[-1]
+            if len(under_way) == io_cost._UNDER_WAY:  # ends none before it has to
+                under_way.popleft().set_result(0)
             if len(asked) == 400:
                 done.set()
+                while under_way:
+                    under_way.popleft().set_result(0)
             return request
 
         def read(self, *_: object, **__: object) -> Future[int]:
             return self.ask("read")
 
-        def write(self, *_: object, flush: bool, **__: object) -> Future[int]:
-            assert flush, "a commit's are"
-            return self.ask("write")
+        def write(self, *_: object, flush: bool, checksum: bool, **__: object) -> Future[int]:
+            assert flush == checksum
+            return self.ask("commit" if flush else "spill")
 
     disk: Any = Disk()
-    load = io_cost._Load(disk, tmp_path / "file", 4096, 8)
-    load._run(Traffic((4 - written) << 20, written << 20, 0), 1e-9, done)
+    step_io = io_cost._StepIO(disk, tmp_path / "file", 4096, 16)
+    step_io._run(Traffic((4 - written) << 20, written << 20, committed << 20), 1e-9, done)
     assert len(asked) == 400
-    assert asked.count("write") == pytest.approx(100 * written, abs=1)
+    assert asked.count("read") == pytest.approx(100 * (4 - written), abs=2)
+    assert asked.count("commit") == pytest.approx(100 * committed, abs=2)
+    assert most[0] == io_cost._UNDER_WAY
 
 
-@pytest.mark.parametrize("limit", ["_LONGEST_S", "_SHORTEST_S", "_UNDER_WAY", "free", "gpu"])
+LIMITS = {"_LONGEST_S": 0, "_SHORTEST_S": 1e9, "_LEAST_PIECES": 1000, "_MOST_INSTRUCTIONS": 9}
+
+
+@pytest.mark.parametrize("limit", [*LIMITS, "free", "gpu", "verified"])
 def test_it_is_left_out(
     prepared: tuple[Config, Prepared],
     io: DirectIO,
@@ -188,17 +204,18 @@ def test_it_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     limit: str,
 ) -> None:
-    """Of long instructions, short steps, small budgets, full disks, and where a GPU computes."""
+    """Where it would say little, take long, find no room, or be of no use."""
     _, made = prepared
     if limit == "free":
         monkeypatch.setattr(io_cost, "free_bytes", lambda _: 4096)
     elif limit == "gpu":
         monkeypatch.setattr(made.plan.operations, "device", _Gpu())
-    else:
-        monkeypatch.setattr(io_cost, limit, {"_LONGEST_S": 0, "_SHORTEST_S": 1e9}.get(limit, 1000))
+    elif limit in LIMITS:
+        monkeypatch.setattr(io_cost, limit, LIMITS[limit])
     monkeypatch.setattr(DryRun, "sample", None)
     (tmp_path / "speed.tmp").write_bytes(bytes(4096))  # of a start that was killed
-    assert ask(prepared, io, tmp_path) is made.plan
+    verify = "always" if limit == "verified" else "first_read"
+    assert ask(prepared, io, tmp_path, verify=verify) is made.plan
     assert not list(tmp_path.iterdir())
 
 
@@ -207,7 +224,7 @@ class _Gpu:
         type = "cuda"
 
 
-@pytest.mark.parametrize("refused", ["write", "read", "flush"])
+@pytest.mark.parametrize("refused", ["write", "read", "gone"])
 def test_a_disk_that_refuses_ends_no_run(
     prepared: tuple[Config, Prepared],
     io: DirectIO,
@@ -221,11 +238,36 @@ def test_a_disk_that_refuses_ends_no_run(
 
     def refuse(*_: object, **__: object) -> Future[int]:
         request: Future[int] = Future()
-        request.set_exception(RunError("an I/O error"))
+        error = DamagedStoreError("a file is missing") if refused == "gone" else RunError("no")
+        request.set_exception(error)
         asked.set()
         return request
 
-    monkeypatch.setattr(io, refused, refuse)
+    monkeypatch.setattr(io, "write" if refused == "write" else "read", refuse)
     assert ask(prepared, io, tmp_path) is prepared[1].plan
     assert asked.is_set()
     assert not list(tmp_path.iterdir())
+
+
+def test_another_disk_is_measured_under_the_run_s_own_name(
+    prepared: tuple[Config, Prepared],
+    io: DirectIO,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hurry: None,
+) -> None:
+    """Several runs may keep their slots in one directory."""
+    written: list[Path] = []
+    write = io.write
+
+    def noted(path: Path, *arguments: Any, **options: Any) -> Future[int]:
+        written.append(path)
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "write", noted)
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    disk.mkdir()
+    ask(prepared, io, run, paths=(disk,))
+    (path,) = set(written)
+    assert path.parent == disk and path.name.startswith("run-")
+    assert not list(disk.iterdir())
