@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from swaptrain.config import Config
@@ -35,7 +34,7 @@ __all__ = ["with_io_cost"]
 _LONGEST_S = 0.3
 """Of one instruction of each kind and class, together: to measure longer ones would take seconds,
 and what I/O costs them is forecast well enough by what it costs the processor (`IOWork`)."""
-_SHORTEST_S = 0.1
+_SHORTEST_S = 0.3
 """Of a step: what a shorter one takes changes from moment to moment."""
 _MOST_INSTRUCTIONS = 1_000
 """Of a step: up to here a rehearsal takes a second."""
@@ -56,8 +55,10 @@ class _StepIO:
 
     def __enter__(self) -> _StepIO:
         """Make the file, and write it: blocks that were never written are not read from a disk."""
-        noise = np.frombuffer(os.urandom(_NOISE_BYTES), np.uint8)  # some drives compress
-        np.frombuffer(self._memory, np.uint8)[:] = np.resize(noise, len(self._memory))
+        noise = os.urandom(_NOISE_BYTES)  # some drives compress
+        for begin in range(0, len(self._memory), _NOISE_BYTES):
+            part = self._memory[begin : begin + _NOISE_BYTES]
+            part[:] = noise[: len(part)]
         try:
             allocate(self._file, len(self._memory))
             self._io.write(self._file, self._memory, flush=True).result()
