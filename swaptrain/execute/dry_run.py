@@ -226,6 +226,22 @@ def dry_run(
     return replace(run.measured, arena_bytes=taken)
 
 
+def sample_groups(captured: Captured, program: Program) -> list[list[Instruction]]:
+    """Return one instruction of each kind and class, in the order of the program.
+
+    A forward that saves and the backward that takes it are together.
+    """
+    pairs = _pairs(captured, program)
+    alone = [i for i in program if not any(key.kind is Kind.SAVED for key in i.touches)]
+    together = [[i] for i in _samples(captured, alone)] + [list(pair) for pair in pairs]
+    return sorted(together, key=lambda group: program.index(group[0]))
+
+
+def slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
+    """Return the bytes of slabs that instructions touch together."""
+    return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
+
+
 def _saving_pairs(
     run: DryRun, samples: list[Instruction], builder: StepBuilder, limit_bytes: int
 ) -> list[tuple[Instruction, Instruction]]:
@@ -253,17 +269,6 @@ def _saving_pairs(
     return pairs
 
 
-def sample_groups(captured: Captured, program: Program) -> list[list[Instruction]]:
-    """Return one instruction of each kind and class, in the order of the program.
-
-    A forward that saves and the backward that takes it are together.
-    """
-    pairs = _pairs(captured, program)
-    alone = [i for i in program if not any(key.kind is Kind.SAVED for key in i.touches)]
-    together = [[i] for i in _samples(captured, alone)] + [list(pair) for pair in pairs]
-    return sorted(together, key=lambda group: program.index(group[0]))
-
-
 def _has_room(run: DryRun, pair: tuple[Instruction, Instruction], step: int) -> bool:
     """Sample a forward that saves and its backward, and say whether the device has the memory."""
     try:
@@ -279,11 +284,6 @@ def _forget_saved(run: DryRun, forward: Instruction) -> None:
     model = run.captured.model
     own = model.segment(forward.segment).isomorphism
     run.layouts.forget_saved(s.index for s in model.segments if s.isomorphism == own)
-
-
-def slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
-    """Return the bytes of slabs that instructions touch together."""
-    return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
 
 
 def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruction]:
