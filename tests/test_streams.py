@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swaptrain.config import Config
 from swaptrain.errors import StoppedBySignal
 from swaptrain.execute import prepare
+from swaptrain.execute.dry_run import DryRun
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.prepare import Prepared
+from swaptrain.execute.runner import Operands, Runner
+from swaptrain.execute.saving import SavedTensors
 from swaptrain.execute.streams import StreamDevice
 from swaptrain.execute.train import train
 from swaptrain.execute.training import Training
@@ -119,6 +122,96 @@ def test_late_copies_change_no_bit(
     _leave(monkeypatch, instructions=2)
     copied = trained(_config(tmp_path / "copied", model, settings))
     assert late.ahead > 0 and late.overlapped > 0
+    assert losses(copied) == losses(plain)
+    assert_same_bits(weights(copied), weights(plain))
+
+
+def test_a_start_pins_no_memory_anew_for_each_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where one needs more than those before it, and all of it is unpinned again."""
+    pins: list[int] = []
+    streams = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(streams, "pin", lambda _, nbytes: pins.append(nbytes))
+    monkeypatch.setattr(streams, "unpin", lambda _, nbytes: pins.append(-nbytes))
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    samples, sample = list[int](), DryRun.sample
+
+    def noted(run: DryRun, instructions: list[Instruction], step: int) -> None:
+        samples.append(len(instructions))
+        sample(run, instructions, step)
+
+    def planned(training: Training) -> None:
+        raise StoppedBySignal(2, "planned")
+
+    monkeypatch.setattr(DryRun, "sample", noted)
+    monkeypatch.setattr(Training, "run", planned)
+    with pytest.raises(StoppedBySignal):
+        train(_config(tmp_path / "run", "llama", "fused"))
+    sizes = [nbytes for nbytes in pins if nbytes > 0]
+    assert len(samples) > 20 and sizes == sorted(set(sizes)) and len(sizes) < 8
+    assert sum(pins) == 0
+
+
+class Rewriting(nn.Module):
+    """Changes one half of a tensor after the other one was saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = torch.unsafe_chunk(self.first(x) * 2, 2, dim=-1)
+        a.mul_(1.5)
+        left = a * a.detach()
+        b.mul_(3)
+        loss: Tensor = self.last(torch.cat((left, b * b.detach()), -1)).square().mean()
+        return loss
+
+
+def rewriting() -> nn.Module:
+    return Rewriting()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_changed_after_it_was_saved_is_not_taken(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views may have versions of their own, as those of recurrent layers."""
+    tree: dict[str, Any] = {
+        "model": {"python": "tests.test_streams:rewriting"},
+        "data": {"python": "tests.support.datasets:vectors"},
+        "memory": {"segment": "1KiB"},
+        "train": {"steps": 2, "seed": 3, "threads": 1, "recompute": False},
+    }
+    plain = trained(config_of(tmp_path / "plain", tree))
+    streams = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    measure, recompute = Runner.measure_saved, Runner._recompute
+    unlike, recomputed = set[int](), list[int]()
+
+    def measured(self: Runner, segment: int, operands: Operands) -> SavedTensors:
+        found = measure(self, segment, operands)
+        unlike.update(found.unlike)
+        if not known:
+            self._unlike.clear()
+        return found
+
+    def noted(self: Runner, segment: int, step: int, *args: Any) -> Any:
+        recomputed.append(segment)
+        return recompute(self, segment, step, *args)
+
+    run = Training.run
+
+    def from_here(training: Training) -> None:
+        recomputed.clear()
+        run(training)
+
+    monkeypatch.setattr(Runner, "measure_saved", measured)
+    monkeypatch.setattr(Runner, "_recompute", noted)
+    monkeypatch.setattr(Training, "run", from_here)
+    copied = trained(config_of(tmp_path / "copied", tree))
+    assert unlike and recomputed.count(1) == (0 if known else 2 * 3)
     assert losses(copied) == losses(plain)
     assert_same_bits(weights(copied), weights(plain))
 

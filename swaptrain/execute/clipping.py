@@ -3,44 +3,78 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from swaptrain.errors import NotFiniteError
 
-__all__ = ["FiniteNorm", "clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
+__all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
 
 
-class FiniteNorm:
-    """The 2-norm of one parameter's gradient, which is shown to it whole or in pieces.
+class GradientNorms:
+    """The 2-norms of one segment's gradients, each of which is shown whole or in pieces.
 
-    Of the whole it has torch's bits; of pieces the last ones may be others.
+    Of a whole one it has torch's bits; of pieces the last ones may be others. On a device that
+    computes beside the host nothing is waited for: `send` lets the host have what was shown, and
+    `settle` looks at it behind the mark that follows.
     """
 
-    def __init__(self, name: str, *, segment: int, step: int) -> None:
-        """Take whose gradient it is, for the message where one is not finite."""
-        self._described = f"step {step}: the gradient of {name} (segment {segment})"
-        self._squares = 0.0
+    def __init__(
+        self, *, segment: int, step: int, bring_back: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Take whose gradients they are, for the message where one is not finite.
 
-    def add(self, piece: Tensor) -> None:
-        """Take the norm of a piece; raises NotFiniteError where an element is not finite."""
-        norm = float(gradient_norm(piece))
-        # The sum of finite squares may be infinite. The largest element takes no temporary to find.
-        if not math.isfinite(norm) and not math.isfinite(torch.linalg.vector_norm(piece, math.inf)):
+        `bring_back` is that of a device that computes beside the host.
+        """
+        self._segment, self._step, self._bring_back = segment, step, bring_back
+        self._squares: dict[str, float] = {}
+        self._shown: list[tuple[str, Tensor]] = []
+        self._sent: list[tuple[str, Tensor]] = []
+        """Name, and on the device or on the host the norm and the largest magnitude, [2]."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the gradient of this parameter, or a piece of it, was shown."""
+        return name in self._squares
+
+    def add(self, name: str, piece: Tensor) -> None:
+        """Take the norm of a piece; raises NotFiniteError where the host knows at once."""
+        norm = gradient_norm(piece)
+        self._squares.setdefault(name, 0.0)
+        if self._bring_back is None:
+            value = float(norm)
+            # The largest element takes no temporary to find.
+            self._count(name, value, value if math.isfinite(value) else float(_largest(piece)))
+        elif piece.numel():
+            self._shown.append((name, torch.stack((norm, _largest(piece)))))
+
+    def send(self) -> None:
+        """Let the host have what was shown so far, behind the next mark."""
+        if self._shown and self._bring_back is not None:
+            names, pairs = zip(*self._shown, strict=True)
+            self._sent.extend(zip(names, self._bring_back(torch.stack(pairs)), strict=True))
+            self._shown.clear()
+
+    def settle(self) -> dict[str, float]:
+        """Return the norm of each gradient, of all that was sent and is on the host by now.
+
+        Raises NotFiniteError where an element is not finite.
+        """
+        for name, pair in self._sent:
+            self._count(name, *pair.tolist())
+        self._sent.clear()
+        return {name: math.sqrt(squares) for name, squares in self._squares.items()}
+
+    def _count(self, name: str, norm: float, largest: float) -> None:
+        if not math.isfinite(largest):  # the sum of finite squares may be infinite
             raise NotFiniteError(
-                f"{self._described} is not finite; its segment stays as it was committed last. "
-                "Look at the data of this step; else go back to a snapshot (--from-step, where "
-                "store.keep made one), or start over with --fresh, a lower optimizer.lr or "
-                "optimizer.clip_norm"
+                f"step {self._step}: the gradient of {name} (segment {self._segment}) is not "
+                "finite; its segment stays as it was committed last. Look at the data of this "
+                "step; else go back to a snapshot (--from-step, where store.keep made one), or "
+                "start over with --fresh, a lower optimizer.lr or optimizer.clip_norm"
             )
-        self._squares += norm * norm
-
-    @property
-    def value(self) -> float:
-        """The norm of all pieces."""
-        return math.sqrt(self._squares)
+        self._squares[name] += norm * norm
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:
@@ -51,6 +85,12 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     """
     norm: Tensor = torch.linalg.vector_norm(gradient, 2.0, dtype=torch.float32)
     return norm
+
+
+def _largest(gradient: Tensor) -> Tensor:
+    """Return the largest magnitude, float32 []; NaN where an element is."""
+    largest: Tensor = torch.linalg.vector_norm(gradient, math.inf)
+    return largest.float()  # with a dtype torch would widen all of a narrow one first
 
 
 def total_norm(norms: Sequence[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ from swaptrain.capture.capture import Captured
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain
-from swaptrain.memory.slab import Slab, SlabPool
+from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
@@ -60,6 +60,13 @@ class DryRun:
         self._rounds: dict[tuple[Operation, int, bool], list[float]] = {}
         self._integers: dict[tuple[int, int], Tensor] = {}
         """By class and number of the output: the last one that is no floating point."""
+        self._pool: SlabPool | None = None
+
+    def close(self) -> None:
+        """Give the memory of slabs back."""
+        if self._pool is not None:
+            self._pool.trim()
+            self._pool = None
 
     def measure_saved(self, instruction: Instruction) -> int | None:
         """Return the bytes that autograd saves in a forward; None where they cannot be kept.
@@ -125,10 +132,12 @@ class DryRun:
         device = self._operations.device
         device.begin(-1)  # the copies that it keeps are of slabs that are gone
         sizes = {key: self.layouts.size_bytes(key) for key in keys}
-        pool = device.pool(max(sum(sizes.values()), 4096))
+        pool = self._pool_for(sum(sizes.values()))
         slabs = {key: pool.take(size) for key, size in sizes.items()}
         try:
             for key, slab in slabs.items():
+                if device.overlaps:
+                    slab.tensor(torch.uint8, slab.nbytes).zero_()
                 if key.kind is Kind.VALUE and key.segment == 0:
                     load = Instruction(Operation.LOAD, 0, 0, writes=(key,))
                     self._operations.load(load, {key: slab}, self._batch)
@@ -140,7 +149,15 @@ class DryRun:
                 device.synchronize()
             for slab in slabs.values():
                 pool.give(slab)
-            pool.trim()
+            if not device.overlaps:
+                self.close()
+
+    def _pool_for(self, nbytes: int) -> SlabPool:
+        """Return a pool with nothing in it; on a device the last one, since to pin takes long."""
+        if self._pool is None or self._pool.live_bytes or self._pool.budget_bytes < nbytes:
+            self.close()
+            self._pool = self._operations.device.pool(max(nbytes, PAGE_BYTES))
+        return self._pool
 
     def _keep_integers(self, forward: Instruction, slabs: Slabs) -> None:
         """Keep what a segment made of whole numbers, for those that read what its class makes.
@@ -198,31 +215,31 @@ def dry_run(
     With `saving`, `layouts` learns what autograd saves in the segments whose forward and backward
     with it fit `host_bytes` beside the rest.
     """
-    run = DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
     samples = _samples(captured, program)
-    marks = reset_peak()
-    release()
-    floor_bytes = resident_bytes()
-    retain()
-    steps = range(1, _ROUNDS + 1)
-    for step in steps:
-        for instruction in samples:
-            run.sample([instruction], step)
-    taken = run.peak_bytes - floor_bytes
-    pairs = _saving_pairs(run, samples, builder, host_bytes - taken) if saving else []
-    plain = [i for i in samples if i.operation in (Operation.FORWARD, Operation.BACKWARD)]
-    if pairs:
-        run.forget_seconds(plain)  # the two are compared: the machine may have been slower before
-    for step in steps if pairs else ():
-        pairs = [pair for pair in pairs if _has_room(run, pair, step)]
-        for instruction in plain:
-            run.sample([instruction], step)
-    taken = run.peak_bytes - floor_bytes
-    operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
-    release()
-    if not marks:
-        taken = max(2 * captured.model.segment(i.segment).activation_bytes for i in samples)
+    with closing(DryRun(captured, layouts, operations, batch, clipped=builder.deferred)) as run:
+        marks = reset_peak()
+        release()
+        floor_bytes = resident_bytes()
+        retain()
+        steps = range(1, _ROUNDS + 1)
+        for step in steps:
+            for instruction in samples:
+                run.sample([instruction], step)
+        taken = run.peak_bytes - floor_bytes
+        pairs = _saving_pairs(run, samples, builder, host_bytes - taken) if saving else []
+        plain = [i for i in samples if i.operation in (Operation.FORWARD, Operation.BACKWARD)]
+        if pairs:  # the two are compared, and the machine may have been slower before
+            run.forget_seconds(plain)
+        for step in steps if pairs else ():
+            pairs = [pair for pair in pairs if _has_room(run, pair, step)]
+            for instruction in plain:
+                run.sample([instruction], step)
+        taken = run.peak_bytes - floor_bytes
+        operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
+        release()
+        if not marks:
+            taken = max(2 * captured.model.segment(i.segment).activation_bytes for i in samples)
     return replace(run.measured, arena_bytes=taken)
 
 

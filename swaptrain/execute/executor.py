@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.errors import NotFiniteError, StoppedBySignal
-from swaptrain.execute.clipping import clip_coefficient, mean_loss, total_norm
+from swaptrain.execute.clipping import GradientNorms, clip_coefficient, mean_loss, total_norm
 from swaptrain.execute.commits import Commits, Ledger
 from swaptrain.execute.guard import BudgetGuard
 from swaptrain.execute.operations import Operations, Slabs
@@ -65,8 +65,8 @@ class _Begun:
     position: int
     instruction: Instruction
     slabs: Slabs
-    loss: Tensor | None
-    """On the host, where it is behind the mark."""
+    made: Tensor | GradientNorms | None
+    """A loss or norms, on the host behind the mark."""
     seconds: float
     """In which the host computed it, or had the device begin."""
     mark: Any
@@ -162,8 +162,12 @@ class Executor:
             state.update_s += seconds
         else:
             state.compute_s += seconds
-        if done.loss is not None:
-            state.ledger.losses[instruction.micro_batch] = float(done.loss)
+        if isinstance(done.made, GradientNorms):
+            norms = done.made.settle()
+            if not instruction.goes_on:
+                state.ledger.norms.update(norms)
+        elif done.made is not None:
+            state.ledger.losses[instruction.micro_batch] = float(done.made)
         self._guard.check()
         if done.position in settles:
             self._commits.settle()
@@ -195,16 +199,17 @@ class Executor:
         begun = time.perf_counter()
         device = self._operations.device
         with span(instruction.operation, instruction):
-            loss = self._compute(instruction, slabs, state, sums_stay=_sums_stay(pair))
+            made = self._compute(instruction, slabs, state, sums_stay=_sums_stay(pair))
             self._operations.forget(instruction)
-            loss = None if loss is None else device.bring_back(loss)
+            if isinstance(made, Tensor):
+                made = device.bring_back(made)
         seconds = time.perf_counter() - begun
-        return _Begun(position, instruction, slabs, loss, seconds, device.mark())
+        return _Begun(position, instruction, slabs, made, seconds, device.mark())
 
     def _compute(
         self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
-    ) -> Tensor | None:
-        """Return the loss where the instruction makes one."""
+    ) -> Tensor | GradientNorms | None:
+        """Return the loss or the norms where the instruction makes any."""
         operations, m = self._operations, instruction.micro_batch
         match instruction.operation:
             case Operation.LOAD:
@@ -221,24 +226,26 @@ class Executor:
                 self._check_loss(state)
             case Operation.SETTLE:
                 self._check_loss(state)
-                state.ledger.norms.update(operations.norms(instruction, slabs, state.step))
+                return operations.norms(instruction, slabs, state.step)
             case Operation.UPDATE:
-                self._update(instruction, slabs, state)
+                norms = self._update(instruction, slabs, state)
                 if not instruction.goes_on:
                     state.updated.add(instruction.segment)
+                return norms
         return None
 
-    def _update(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+    def _update(
+        self, instruction: Instruction, slabs: Slabs, state: StepState
+    ) -> GradientNorms | None:
         coefficient = None
         if state.update_norm is None:
             self._check_loss(state)
         else:
             assert state.clip_norm is not None
             coefficient = clip_coefficient(state.update_norm, state.clip_norm)
-        norms = self._operations.update(
+        return self._operations.update(
             instruction, slabs, state.update_step, lr=state.lr, coefficient=coefficient
         )
-        state.ledger.norms.update(norms)
 
     def _check_loss(self, state: StepState) -> None:
         """Refuse losses that are not finite, before anything that comes of them is kept.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
 from swaptrain.execute.ahead import Ahead
-from swaptrain.execute.clipping import FiniteNorm
+from swaptrain.execute.clipping import GradientNorms
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.layouts import Layouts, clear_padding, copy_into, object_view, views
 from swaptrain.execute.master import storage_order
@@ -28,7 +29,7 @@ class Operations:
     """Computes on slabs; knows nothing of disk, commits or order.
 
     On a device that computes beside the host nothing is waited for: what is made is in the slabs
-    behind `device.wait`. Norms are, and what a loss is as a number.
+    behind `device.wait`, and norms are settled there.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Operations:
         self._captured, self._layouts = captured, layouts
         self._model = captured.model
         self._runner, self.rule, self.device = runner, rule, device
-        self._norms: dict[str, FiniteNorm] = {}
+        self._norms: GradientNorms
         """Of the gradients that the update which is under way has come to."""
         self.ahead = Ahead(captured, layouts, device)
-        runner.move_to(device.device)
+        self._bring_back = device.bring_back if device.overlaps else None
+        runner.move_to(device.device, self._bring_back)
 
     def forget(self, instruction: Instruction) -> None:
         """Drop the device's copies of what is dead, or belongs to one micro-batch.
@@ -157,17 +159,15 @@ class Operations:
                     self.device.store(target, gradient)
         return loss
 
-    def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> dict[str, float]:
+    def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> GradientNorms:
         """Return the 2-norm of each parameter's gradient, for clipping.
 
-        Norms are taken of whole parameters in their own layout, as torch's clipping does. Raises
-        NotFiniteError where a gradient is not finite.
+        Norms are taken of whole parameters in their own layout, as torch's clipping does.
         """
-        norms: dict[str, float] = {}
+        norms = self._new_norms(instruction, step)
         for name, gradient in self._accumulators(instruction, slabs, read=True).items():
-            norm = FiniteNorm(name, segment=instruction.segment, step=step)
-            norm.add(gradient)
-            norms[name] = norm.value
+            norms.add(name, gradient)
+        norms.send()
         return norms
 
     def update(
@@ -178,12 +178,13 @@ class Operations:
         *,
         lr: float,
         coefficient: Tensor | None,
-    ) -> dict[str, float]:
+    ) -> GradientNorms | None:
         """Do update `step` on every parameter that the segment owns, in place on its slabs.
 
         Of a part of an update, on what lies in that part. Without a `coefficient`, which comes of
-        norms, returns behind the last part the 2-norm of each gradient. Raises NotFiniteError where
-        a gradient is not finite: what the slabs hold then must not be kept.
+        norms, returns those of the gradients in this part and in those before it. Where one is not
+        finite NotFiniteError is raised, here or when they are settled: what the slabs hold then
+        must not be kept.
         """
         k = instruction.segment
         self.device.begin(k)
@@ -194,7 +195,8 @@ class Operations:
         self.ahead.fetch(instruction)
         pieces = self._pieces(state_keys.values())
         if not instruction.part:
-            self._norms = {}
+            self._norms = self._new_norms(instruction, step)
+        norms = self._norms if coefficient is None else None
         for name in self._model.segment(k).owns:
             parameter = self._model.parameters[name]
             if not parameter.trainable or (pieces is not None and name not in pieces):
@@ -206,16 +208,13 @@ class Operations:
                     storage_order(tensor)[pieces[name]] for tensor in (host, weights, gradient)
                 )
             state = {array: arrays[array][name] for array in self.rule.state_tensors(weights.shape)}
-            norm = self._norms.get(name)
-            if norm is None:
-                norm = self._norms[name] = FiniteNorm(name, segment=k, step=step)
-                if coefficient is None and not parameter.split:
-                    norm.add(sums[name])  # whole: in this precision the norm has plain's bits
+            if norms is not None and not parameter.split and name not in norms:
+                norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
             if parameter.split:
                 self.rule.update_split(
                     weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
                     updates_before=step - 1, lr=lr, decay=parameter.decays,
-                    look=norm.add if coefficient is None else None,
+                    look=None if norms is None else partial(norms.add, name),
                 )  # fmt: skip
             else:
                 if coefficient is not None:
@@ -228,9 +227,12 @@ class Operations:
         for array, tensors in arrays.items():
             for name, tensor in tensors.items() if only_updates_read(array) else ():
                 self.device.put(hosts[array][name], tensor)
-        if coefficient is not None or instruction.goes_on:
-            return {}
-        return {name: norm.value for name, norm in self._norms.items()}
+        if norms is not None:
+            norms.send()
+        return norms
+
+    def _new_norms(self, instruction: Instruction, step: int) -> GradientNorms:
+        return GradientNorms(segment=instruction.segment, step=step, bring_back=self._bring_back)
 
     def _pieces(self, keys: Iterable[ObjectKey]) -> dict[str, slice] | None:
         """Return which elements of each parameter's memory a part of an update has."""

@@ -47,6 +47,10 @@ class _Graph:
     saved: SavedTensors | None
     """None where autograd keeps what it saves itself."""
 
+    def open(self, operands: Mapping[str, Tensor], memory: Tensor) -> bool:
+        """Begin the backward with what was saved in `memory`; False where it is of no use."""
+        return self.saved is not None and self.saved.open(operands, memory)
+
 
 class Runner:
     """Calls the code of the segments of one captured model."""
@@ -58,11 +62,19 @@ class Runner:
         self._micro_batches = micro_batches
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By segment and micro-batch: forwards whose backward need not recompute."""
+        self._unlike: dict[int, set[int]] = {}
+        """By isomorphism class: what `measure_saved` found in `SavedTensors.unlike`."""
+        self._bring_back: Callable[[Tensor], Tensor] | None = None
         self._hollow = Hollow()
 
-    def move_to(self, device: torch.device) -> None:
-        """Run the code on `device` from now on; the operands have to lie there."""
-        self._captured = place(self._captured, device)
+    def move_to(
+        self, device: torch.device, bring_back: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Run the code on `device` from now on; the operands have to lie there.
+
+        `bring_back` is that of a device which computes beside the host.
+        """
+        self._captured, self._bring_back = place(self._captured, device), bring_back
 
     def forward(
         self,
@@ -100,6 +112,7 @@ class Runner:
         with saved_tensors_hooks(saved.pack, saved.unpack):
             self._call(segment, 0, 0, operands)
         saved.seal()
+        self._unlike[self._model.segment(segment).isomorphism] = saved.unlike
         return saved
 
     def evaluate(self, segment: int, operands: Operands) -> dict[str, Tensor]:
@@ -131,10 +144,8 @@ class Runner:
         loss when the segment makes it; the loss's root gradient is 1 / M.
         """
         graph = self._graphs.pop((segment, micro_batch), None)
-        if graph is None or memory is None:
+        if graph is None or memory is None or not graph.open(_lasting(operands), memory):
             graph = self._recompute(segment, step, micro_batch, operands)
-        elif graph.saved is not None:
-            graph.saved.open(_lasting(operands), memory)
         spec, leaves = self._model.segment(segment), graph.leaves
 
         def deliver(name: str) -> Callable[[Tensor], None]:
@@ -202,7 +213,13 @@ class Runner:
     ) -> SavedTensors:
         bindings = self._captured.bindings[segment - 1]
         constants = [self._captured.constants[b.name] for b in bindings if b.kind == "constant"]
-        return SavedTensors(_lasting(operands), constants, memory)
+        return SavedTensors(
+            _lasting(operands),
+            constants,
+            memory,
+            bring_back=self._bring_back,
+            unlike=self._unlike.get(self._model.segment(segment).isomorphism, ()),
+        )
 
     def _code(self, segment: int) -> Code:
         return self._captured.codes[self._model.segment(segment).isomorphism]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 __all__ = ["SavedTensors"]
 
 _ALIGNMENT_BYTES, _DEVICE_ALIGNMENT_BYTES = 64, 512
+_FEW_ELEMENTS = 16
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -49,7 +50,7 @@ class _Copied:
 
 @dataclass(frozen=True)
 class _Constant:
-    """A part of what is in memory anyway."""
+    """What is in memory anyway, or a few numbers that the host has computed."""
 
     tensor: Tensor
 
@@ -65,9 +66,13 @@ class SavedTensors:
     they are. Everything else is copied into `memory` (uint8, where it is computed), each storage
     once, so that what torch allocated is free when the forward ends; who gives it sees to it that
     `open` gets the same bytes again. Without `memory` the copies are kept beside it, only to find
-    out `nbytes` and `count`. Where `memory` is too small, or a tensor is
+    out `nbytes`, `count` and `unlike`. Where `memory` is too small, or a tensor is
     not plain numbers with strides (sparse, quantised, conjugated or negated when it is read),
     `complete` becomes False, and what was saved is of no use.
+
+    A storage that is saved again has to hold what it held. With `bring_back`, that of a device
+    which computes beside the host, nothing waits to find out: it is taken to be so, but for those
+    tensors that were found `unlike` before, and the host has the answer behind the next mark.
     """
 
     def __init__(
@@ -75,12 +80,22 @@ class SavedTensors:
         operands: Mapping[str, Tensor],
         constants: Iterable[Tensor],
         memory: Tensor | None,
+        *,
+        bring_back: Callable[[Tensor], Tensor] | None = None,
+        unlike: Container[int] = (),
     ) -> None:
         self.nbytes = 0
         """Of `memory`, in use."""
         self.count = 0
         """Tensors that were saved."""
         self.complete = True
+        self.unlike: set[int] = set()
+        """Tensors, by their number, whose storage was saved before with other content."""
+        self._known_unlike, self._bring_back = unlike, bring_back
+        self._changed: list[Tensor] = []
+        """Whether a storage that was saved again has changed, bool [], on the device."""
+        self._any_changed: Tensor | None = None
+        """On the host, behind the mark that follows `seal`."""
         self._memory = memory
         self._operands = operands
         self._ranges = _ranges([*operands.items(), *(("", tensor) for tensor in constants)])
@@ -105,6 +120,8 @@ class SavedTensors:
                 return _Constant(tensor.detach())
             if begin + span_bytes <= end and self._operands[name].dtype == tensor.dtype:
                 return _Operand(name, _layout(tensor, (begin - start) // tensor.element_size()))
+        if self._bring_back and tensor.device.type == "cpu" and tensor.numel() <= _FEW_ELEMENTS:
+            return _Constant(tensor.detach().clone())  # of the host, which has to have it again
         return self._copy(tensor)
 
     def unpack(self, packed: _Packed | None) -> Tensor:
@@ -121,14 +138,21 @@ class SavedTensors:
 
     def seal(self) -> None:
         """End the forward: its operands and memory may be given up."""
+        if self._changed and self._bring_back is not None:
+            self._any_changed = self._bring_back(torch.stack(self._changed).any())
+            self._changed.clear()
         self._operands, self._memory = {}, None
         self._ranges, self._starts = [], []
         self._copies.clear()
         self._storages.clear()
 
-    def open(self, operands: Mapping[str, Tensor], memory: Tensor) -> None:
-        """Begin the backward: say where the operands and the content of the slab are now."""
+    def open(self, operands: Mapping[str, Tensor], memory: Tensor) -> bool:
+        """Begin the backward: say where the operands and the content of the slab are now.
+
+        False where what was saved is of no use after all.
+        """
         self._operands, self._memory = operands, memory
+        return self._any_changed is None or not self._any_changed
 
     def _copy(self, tensor: Tensor) -> _Copied | None:
         storage, itemsize = tensor.untyped_storage(), tensor.element_size()
@@ -138,8 +162,10 @@ class SavedTensors:
             if first <= own_first and own_first + own_count <= first + piece.numel():
                 layout = _layout(tensor, own_first - first)
                 # Some views have versions of their own: unsafe_chunk's, in recurrent layers.
-                if _same_bits(layout.of(piece), tensor.detach()):
+                if self._is_like(layout.of(piece), tensor.detach()):
+                    self.unlike.discard(self.count)
                     return _Copied(start, start + piece.numel() * itemsize, layout)
+                self.unlike.add(self.count)
         first, count, whole = own_first, own_count, storage.nbytes() // itemsize
         if 2 * count >= whole and storage.nbytes() % itemsize == 0:
             first, count = 0, whole  # other parts of it are likely to follow
@@ -161,6 +187,17 @@ class SavedTensors:
         self._storages.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return _Copied(start, self.nbytes, _layout(tensor, own_first - first))
 
+    def _is_like(self, piece: Tensor, tensor: Tensor) -> bool:
+        """Whether a piece holds what a tensor does, as far as can be said without waiting."""
+        integers = _INTEGERS.get(tensor.element_size())
+        if integers is None or self.count in self._known_unlike:
+            return False
+        held, now = piece.view(integers), tensor.to(piece.device).view(integers)
+        if self._bring_back is None or self._memory is None:
+            return torch.equal(held, now)
+        self._changed.append((held != now).any())
+        return True
+
 
 def _layout(tensor: Tensor, offset: int) -> _Layout:
     return _Layout(tensor.dtype, tensor.shape, tensor.stride(), offset, tensor.device)
@@ -170,14 +207,6 @@ def _is_plain(tensor: Tensor) -> bool:
     """Whether a copy of the tensor's part of its storage says everything about it."""
     strided = tensor.layout is torch.strided and not tensor.is_quantized
     return strided and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits, on the right one's device."""
-    integers = _INTEGERS.get(right.element_size())
-    if integers is None:
-        return False
-    return torch.equal(left.to(right.device).view(integers), right.view(integers))
 
 
 def _span(tensor: Tensor) -> int:

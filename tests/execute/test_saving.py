@@ -96,6 +96,46 @@ def test_what_does_not_fit_is_not_saved_at_all() -> None:
     assert not memory.any()
 
 
+def chunks(x: Tensor) -> Tensor:
+    """Views with versions of their own, one of which changes after the other was saved."""
+    a, b = torch.unsafe_chunk(x * 2, 2)
+    a.mul_(1.5)
+    product = a * a.detach()
+    b.mul_(3)
+    return torch.cat((product, b * b.detach()))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_change_that_is_noticed_later_makes_the_saved_of_no_use(known: bool) -> None:
+    """On a device nothing waits to compare; what was measured before is copied at once."""
+    x, memory = torch.randn(8, 5, requires_grad=True), torch.empty(1 << 12, dtype=torch.uint8)
+    measured = SavedTensors({}, [], None)
+    with saved_tensors_hooks(measured.pack, measured.unpack):
+        assert chunks(x).requires_grad
+    assert measured.unlike
+    coming: list[tuple[Tensor, Tensor]] = []
+
+    def bring_back(tensor: Tensor) -> Tensor:
+        coming.append((torch.ones_like(tensor), tensor))
+        return coming[-1][0]
+
+    saved = SavedTensors(
+        {}, [], memory, bring_back=bring_back, unlike=measured.unlike if known else ()
+    )
+    with saved_tensors_hooks(saved.pack, saved.unpack):
+        result = chunks(x)
+    saved.seal()
+    for target, source in coming:
+        target.copy_(source)
+    assert saved.complete
+    assert saved.open({}, memory) is known
+    if known:
+        assert saved.nbytes == measured.nbytes
+        (found,) = torch.autograd.grad(result.sum(), x)
+        (expected,) = torch.autograd.grad(chunks(x).sum(), x)
+        assert torch.equal(found, expected)
+
+
 TREE: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 3, "dropout": 0.1}},
     "data": {"python": "tests.support.datasets:tokens", "micro_batches": 3},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from swaptrain.errors import ConfigError, NotFiniteError
 from swaptrain.execute import update as update_module
-from swaptrain.execute.clipping import FiniteNorm, clip_coefficient, gradient_norm, total_norm
+from swaptrain.execute.clipping import GradientNorms, clip_coefficient, gradient_norm, total_norm
 from swaptrain.execute.master import join, split, storage_order
 from swaptrain.execute.optimizers import ELEMENTWISE, optimizer_arguments, optimizer_class
 from swaptrain.execute.update import UpdateRule
@@ -172,15 +173,49 @@ def test_the_gradient_is_looked_at_whole_and_before_it_is_clipped(
 
     update(lambda piece: seen.append(piece.clone().flatten()))
     assert torch.equal(torch.cat(seen), gradient.float().flatten())
-    norm = FiniteNorm("weight", segment=1, step=1)
-    update(norm.add)
-    assert norm.value == pytest.approx(float(gradient.double().norm()), rel=1e-5)
+    norms = GradientNorms(segment=1, step=1)
+    update(partial(norms.add, "weight"))
+    assert norms.settle()["weight"] == pytest.approx(float(gradient.double().norm()), rel=1e-5)
     gradient[1, 7] = 1e30  # whose square is infinite in float32
-    update(norm.add)
-    assert norm.value == torch.inf
+    update(partial(norms.add, "weight"))
+    assert norms.settle()["weight"] == torch.inf
     gradient[2, 7] = torch.inf
     with pytest.raises(NotFiniteError, match=r"step 1: the gradient of weight \(segment 1\)"):
-        update(norm.add)
+        update(partial(norms.add, "weight"))
+
+
+@pytest.mark.parametrize("bad", [None, torch.inf, torch.nan])
+def test_norms_that_come_later_are_those_of_the_host(bad: float | None) -> None:
+    """Of a whole gradient, of one in pieces and of an empty one; nothing is known before."""
+    coming: list[tuple[Tensor, Tensor]] = []
+
+    def bring_back(tensor: Tensor) -> Tensor:
+        coming.append((torch.full_like(tensor, torch.nan), tensor))
+        return coming[-1][0]
+
+    whole, pieces = torch.randn(7, 5), [torch.randn(9) * 1e30, torch.randn(4)]
+    pieces[1][2] = 1.0 if bad is None else bad
+    later = GradientNorms(segment=2, step=3, bring_back=bring_back)
+    now = GradientNorms(segment=2, step=3)
+    shown = [("whole", whole), ("pieces", pieces[0]), ("none", torch.empty(0))]
+    for name, piece in shown:
+        later.add(name, piece)
+        now.add(name, piece)
+    later.send()
+    later.add("pieces", pieces[1])
+    later.send()
+    for target, source in coming:
+        target.copy_(source)
+    if bad is not None:
+        with pytest.raises(NotFiniteError, match="the gradient of pieces") as found:
+            later.settle()
+        with pytest.raises(NotFiniteError) as expected:
+            now.add("pieces", pieces[1])
+        assert str(found.value) == str(expected.value)
+        return
+    now.add("pieces", pieces[1])
+    assert later.settle() == now.settle()
+    assert now.settle()["whole"] == float(whole.norm()) and now.settle()["pieces"] == torch.inf
 
 
 def test_no_decay_is_a_weight_decay_of_zero() -> None:

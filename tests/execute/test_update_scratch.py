@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swaptrain.execute import update as update_module
-from swaptrain.execute.clipping import FiniteNorm
+from swaptrain.execute.clipping import GradientNorms
 from swaptrain.execute.update import UpdateRule
 
 RULES: list[tuple[str, dict[str, object]]] = [
@@ -74,12 +75,13 @@ def test_allocations_stay_under_the_bound(
     bound_bytes = rule.scratch_bytes(shape, split=split)
     for updates_before in range(2):
         given: dict[str, Any] = {"updates_before": updates_before, "lr": 1e-3, "decay": True}
-        norm = FiniteNorm("weight", segment=1, step=1)
+        norms = GradientNorms(segment=1, step=1)
         with PeakBytes() as measured:
             if split:
-                rule.update_split(hi, lo, narrow, state, coefficient=half, look=norm.add, **given)
+                look = partial(norms.add, "weight")
+                rule.update_split(hi, lo, narrow, state, coefficient=half, look=look, **given)
             else:
-                norm.add(gradient)
+                norms.add("weight", gradient)
                 rule.update(parameter, gradient, state, **given)
         assert measured.peak_bytes <= bound_bytes
     if split and rule.elementwise:

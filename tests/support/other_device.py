@@ -6,7 +6,9 @@ an operation on tensors of two devices fails, as it does with a GPU. Its copies 
 
 torch knows one such device in a process, for good: `python -m tests.support.other_device` reads a
 JSON object of configs from its standard input, trains each on the CPU and here, and says what came
-of it. The code of the one that is called "unplaced" is left as it was traced, for the CPU.
+of it: whether the bits are the same, and which operations let the host wait for a number while an
+instruction was begun. The code of the one that is called "unplaced" is left as it was traced, for
+the CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +29,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from swaptrain.errors import SwaptrainError
 from swaptrain.execute import prepare, runner
+from swaptrain.execute.executor import Executor
 from swaptrain.execute.streams import StreamDevice
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
@@ -35,6 +39,13 @@ __all__ = ["DEVICE", "OtherStreams"]
 _setup_privateuseone_for_python_backend("other")
 DEVICE = torch.device("other", 0)
 _CPU = torch.device("cpu")
+_WAITING = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.nonzero.default,
+}
+_waits: set[str] | None = None
+"""Operations that let the host wait, while an instruction is begun."""
 
 
 class OtherTensor(Tensor):
@@ -78,6 +89,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if here and elsewhere and not copies:
         raise RuntimeError(f"{function}: expected all tensors to be on the same device")
     to = torch.device(kwargs.get("device") or (DEVICE if here else _CPU))
+    if _waits is not None and here and (function in _WAITING or to == _CPU):
+        _waits.add(str(function))
     if "device" in kwargs:
         kwargs = {**kwargs, "device": _CPU}
     outer = {id(tensor.held): tensor for tensor in here}
@@ -129,18 +142,35 @@ class OtherStreams(LateStreams):
         return OtherTensor(super().empty(view))
 
 
-def _compared(folder: Path, tree: dict[str, Any]) -> str:
-    """Train on the CPU and on `DEVICE`; return how that ended."""
+@contextlib.contextmanager
+def _noting_waits() -> Iterator[set[str]]:
+    """Note what lets the host wait in `Executor._execute`, which is to begin an instruction."""
+    execute, found = Executor._execute, set[str]()
+
+    def noted(*args: Any) -> Any:
+        global _waits
+        _waits = found
+        try:
+            return execute(*args)
+        finally:
+            _waits = None
+
+    with mock.patch.object(Executor, "_execute", noted):
+        yield found
+
+
+def _compared(folder: Path, tree: dict[str, Any]) -> tuple[str, list[str]]:
+    """Train on the CPU and on `DEVICE`; return how that ended, and what let the host wait."""
     plain = trained(config_of(folder / "plain", tree))
     device = StreamDevice(OtherStreams(limit_bytes=1 << 30))
-    with mock.patch.object(prepare, "open_device", lambda *_: device):
+    with mock.patch.object(prepare, "open_device", lambda *_: device), _noting_waits() as waits:
         try:
             other = trained(config_of(folder / "other", tree))
             assert losses(plain) == losses(other), (losses(plain), losses(other))
             assert_same_bits(weights(plain), weights(other))
         except (SwaptrainError, RuntimeError, AssertionError) as error:
-            return str(error)
-    return "same bits"
+            return str(error), sorted(waits)
+    return "same bits", sorted(waits)
 
 
 def main() -> None:
