@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swaptrain.config import Config
-from swaptrain.errors import StoppedBySignal
+from swaptrain.errors import RunError, StoppedBySignal
 from swaptrain.execute import prepare
 from swaptrain.execute.dry_run import DryRun
 from swaptrain.execute.executor import Executor
@@ -98,6 +98,7 @@ def _leave(monkeypatch: pytest.MonkeyPatch, *, instructions: float) -> None:
         ("tied", "clipped"),
         ("masked", "fused"),
         ("batch-norm", "waves"),
+        ("batch-norm", "clipped"),
         ("batch-norm", "evaluated"),
     ],
 )
@@ -124,6 +125,33 @@ def test_late_copies_change_no_bit(
     assert late.ahead > 0 and late.overlapped > 0
     assert losses(copied) == losses(plain)
     assert_same_bits(weights(copied), weights(plain))
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+def test_a_gradient_that_is_not_finite_is_found_behind_its_copy(
+    clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything of its segment is written, and while the next instruction is under way."""
+    tree: dict[str, Any] = {
+        "model": {"python": "tests.test_not_finite:no_derivative"},
+        "data": {"python": "tests.support.datasets:vectors"},
+        "memory": {"segment": "1KiB"},
+        "optimizer": {"clip_norm": clip_norm},
+    }
+    streams = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    written, make_durable = list[Instruction](), Executor._make_durable
+
+    def noted(*args: Any) -> None:
+        written.append(args[1])
+        make_durable(*args)
+
+    monkeypatch.setattr(Executor, "_make_durable", noted)
+    with pytest.raises(RunError, match=r"gradient of middle\.weight \(segment (\d)\)") as found:
+        trained(config_of(tmp_path / "run", tree))
+    segment = int(str(found.value).split("(segment ")[1][0])
+    kinds = Operation.UPDATE, Operation.SETTLE
+    assert not [i for i in written if i.segment == segment and i.operation in kinds]
 
 
 def test_a_start_pins_no_memory_anew_for_each_sample(

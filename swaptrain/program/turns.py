@@ -9,6 +9,8 @@ from swaptrain.program.instructions import Instruction, Kind, Operation
 __all__ = ["settling", "side_by_side"]
 
 _COMPUTING = Operation.FORWARD, Operation.TURN, Operation.BACKWARD, Operation.EVALUATE
+_SUMMED = Operation.KEEP, Operation.SETTLE
+"""They need the sums of a segment, and change nothing."""
 
 
 def settling(program: Sequence[Instruction], *, repeats: int) -> frozenset[int]:
@@ -39,8 +41,17 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
 
     What the first has touched may still be on its way to the host, which may write it to the disk
     then, or give it up: the second must neither change it nor make it anew. Sums leave the device
-    when nothing more is added to them.
+    when nothing more is added to them, and wait where they are written. State that the first has
+    only read stays where it is, so an update may change it. What has to know that the losses are
+    finite does not begin beside what makes one.
     """
+    if second.operation in _COMPUTING:
+        touched = set(first.touches)
+        sums_go = first.operation in _SUMMED and first.segment != second.segment
+        begins = sums_go or first.operation in (*_COMPUTING, Operation.UPDATE)
+    else:
+        touched = {*first.changes, *first.writes}
+        begins = first.operation in (Operation.FORWARD, Operation.BACKWARD)
+        begins &= second.operation in (*_SUMMED, Operation.UPDATE)
     changed = {key for key in second.changes if key.kind is not Kind.ACCUMULATOR}
-    begins = first.operation in (*_COMPUTING, Operation.UPDATE) and second.operation in _COMPUTING
-    return begins and changed.union(second.writes).isdisjoint(first.touches)
+    return begins and changed.union(second.writes).isdisjoint(touched)
