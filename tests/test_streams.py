@@ -177,7 +177,7 @@ def test_a_start_pins_no_memory_anew_for_each_sample(
     with pytest.raises(StoppedBySignal):
         train(_config(tmp_path / "run", "llama", "fused"))
     sizes = [nbytes for nbytes in pins if nbytes > 0]
-    assert len(samples) > 20 and sizes == sorted(set(sizes)) and len(sizes) < 8
+    assert sizes == sorted(set(sizes)) and len(sizes) < len(samples) / 4
     assert sum(pins) == 0
 
 
@@ -216,13 +216,13 @@ def test_what_changed_after_it_was_saved_is_not_taken(
     streams = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
     measure, recompute = Runner.measure_saved, Runner._recompute
-    unlike, recomputed = set[int](), list[int]()
+    unlike, recomputed = list[int](), list[int]()
 
     def measured(self: Runner, segment: int, operands: Operands) -> SavedTensors:
         found = measure(self, segment, operands)
-        unlike.update(found.unlike)
+        unlike.extend(number for number, match in found.matches.items() if match is None)
         if not known:
-            self._unlike.clear()
+            self._matches.clear()
         return found
 
     def noted(self: Runner, segment: int, step: int, *args: Any) -> Any:
@@ -244,7 +244,7 @@ def test_what_changed_after_it_was_saved_is_not_taken(
     assert_same_bits(weights(copied), weights(plain))
 
 
-@pytest.mark.parametrize("settings", ["fused", "clipped", "waves", "trees"])
+@pytest.mark.parametrize("settings", ["fused", "clipped", "waves", "trees", "parts-clipped"])
 def test_a_stop_finds_nothing_under_way(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,8 +31,9 @@ class GradientNorms:
         self._segment, self._step, self._bring_back = segment, step, bring_back
         self._squares: dict[str, float] = {}
         self._shown: list[tuple[str, Tensor]] = []
+        """Name, and on the device the norm and the largest magnitude, [2]."""
         self._sent: list[tuple[str, Tensor]] = []
-        """Name, and on the device or on the host the norm and the largest magnitude, [2]."""
+        """The same on the host, behind the mark that follows `send`."""
 
     def __contains__(self, name: str) -> bool:
         """Whether the gradient of this parameter, or a piece of it, was shown."""

@@ -164,6 +164,7 @@ class Operations:
 
         Norms are taken of whole parameters in their own layout, as torch's clipping does.
         """
+        self.device.begin(instruction.segment)
         norms = self._new_norms(instruction, step)
         for name, gradient in self._accumulators(instruction, slabs, read=True).items():
             norms.add(name, gradient)
@@ -271,8 +272,8 @@ class Operations:
                 buffers.update(self._named(key, slabs))
         for key in instruction.reads:
             if key.name.startswith("before."):
-                copies = self._views(key, slabs)
-                buffers.update({n: t.to(self.device.device, copy=True) for n, t in copies.items()})
+                copies = self._named(key, slabs)
+                buffers.update({name: copy.clone() for name, copy in copies.items()})
         return buffers
 
     def _keep_buffers(self, instruction: Instruction, slabs: Slabs) -> None:

@@ -62,8 +62,8 @@ class Runner:
         self._micro_batches = micro_batches
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By segment and micro-batch: forwards whose backward need not recompute."""
-        self._unlike: dict[int, set[int]] = {}
-        """By isomorphism class: what `measure_saved` found in `SavedTensors.unlike`."""
+        self._matches: dict[int, Mapping[int, int | None]] = {}
+        """By isomorphism class: `SavedTensors.matches` that `measure_saved` found."""
         self._bring_back: Callable[[Tensor], Tensor] | None = None
         self._hollow = Hollow()
 
@@ -112,7 +112,7 @@ class Runner:
         with saved_tensors_hooks(saved.pack, saved.unpack):
             self._call(segment, 0, 0, operands)
         saved.seal()
-        self._unlike[self._model.segment(segment).isomorphism] = saved.unlike
+        self._matches[self._model.segment(segment).isomorphism] = saved.matches
         return saved
 
     def evaluate(self, segment: int, operands: Operands) -> dict[str, Tensor]:
@@ -218,7 +218,7 @@ class Runner:
             constants,
             memory,
             bring_back=self._bring_back,
-            unlike=self._unlike.get(self._model.segment(segment).isomorphism, ()),
+            matches=self._matches.get(self._model.segment(segment).isomorphism, {}),
         )
 
     def _code(self, segment: int) -> Code:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ __all__ = ["SavedTensors"]
 
 _ALIGNMENT_BYTES, _DEVICE_ALIGNMENT_BYTES = 64, 512
 _FEW_ELEMENTS = 16
+"""A dropout's seed and offset, an index: no memory to speak of, and no copy to wait for."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -49,13 +50,13 @@ class _Copied:
 
 
 @dataclass(frozen=True)
-class _Constant:
+class _Kept:
     """What is in memory anyway, or a few numbers that the host has computed."""
 
     tensor: Tensor
 
 
-_Packed = _Operand | _Copied | _Constant
+_Packed = _Operand | _Copied | _Kept
 
 
 class SavedTensors:
@@ -66,13 +67,13 @@ class SavedTensors:
     they are. Everything else is copied into `memory` (uint8, where it is computed), each storage
     once, so that what torch allocated is free when the forward ends; who gives it sees to it that
     `open` gets the same bytes again. Without `memory` the copies are kept beside it, only to find
-    out `nbytes`, `count` and `unlike`. Where `memory` is too small, or a tensor is
+    out `nbytes`, `count` and `matches`. Where `memory` is too small, or a tensor is
     not plain numbers with strides (sparse, quantised, conjugated or negated when it is read),
     `complete` becomes False, and what was saved is of no use.
 
     A storage that is saved again has to hold what it held. With `bring_back`, that of a device
-    which computes beside the host, nothing waits to find out: it is taken to be so, but for those
-    tensors that were found `unlike` before, and the host has the answer behind the next mark.
+    which computes beside the host, nothing waits to find out: it is taken to hold what it held when
+    `matches` were found, and the host has the answer behind the next mark.
     """
 
     def __init__(
@@ -82,16 +83,17 @@ class SavedTensors:
         memory: Tensor | None,
         *,
         bring_back: Callable[[Tensor], Tensor] | None = None,
-        unlike: Container[int] = (),
+        matches: Mapping[int, int | None] = {},
     ) -> None:
         self.nbytes = 0
         """Of `memory`, in use."""
         self.count = 0
         """Tensors that were saved."""
         self.complete = True
-        self.unlike: set[int] = set()
-        """Tensors, by their number, whose storage was saved before with other content."""
-        self._known_unlike, self._bring_back = unlike, bring_back
+        self.matches: dict[int, int | None] = {}
+        """By the number of a tensor whose storage was saved before: which of the pieces that it is
+        a part of holds the same, if one does."""
+        self._known_matches, self._bring_back = matches, bring_back
         self._changed: list[Tensor] = []
         """Whether a storage that was saved again has changed, bool [], on the device."""
         self._any_changed: Tensor | None = None
@@ -117,16 +119,16 @@ class SavedTensors:
         if index >= 0 and span_bytes:
             start, end, name = self._ranges[index]
             if begin + span_bytes <= end and not name:
-                return _Constant(tensor.detach())
+                return _Kept(tensor.detach())
             if begin + span_bytes <= end and self._operands[name].dtype == tensor.dtype:
                 return _Operand(name, _layout(tensor, (begin - start) // tensor.element_size()))
         if self._bring_back and tensor.device.type == "cpu" and tensor.numel() <= _FEW_ELEMENTS:
-            return _Constant(tensor.detach().clone())  # of the host, which has to have it again
+            return _Kept(tensor.detach().clone())  # of the host, which has to have it again
         return self._copy(tensor)
 
     def unpack(self, packed: _Packed | None) -> Tensor:
         """Return what was taken, for the backward that `open` has begun."""
-        if isinstance(packed, _Constant):
+        if isinstance(packed, _Kept):
             return packed.tensor
         if isinstance(packed, _Operand):
             return packed.layout.of(self._operands[packed.name])
@@ -158,14 +160,15 @@ class SavedTensors:
         storage, itemsize = tensor.untyped_storage(), tensor.element_size()
         own_first, own_count = int(tensor.storage_offset()), _span(tensor)
         key = int(storage._cdata), tensor._version, tensor.dtype
-        for first, start, piece in self._copies.get(key, []):
-            if first <= own_first and own_first + own_count <= first + piece.numel():
-                layout = _layout(tensor, own_first - first)
-                # Some views have versions of their own: unsafe_chunk's, in recurrent layers.
-                if self._is_like(layout.of(piece), tensor.detach()):
-                    self.unlike.discard(self.count)
-                    return _Copied(start, start + piece.numel() * itemsize, layout)
-                self.unlike.add(self.count)
+        parts = [
+            (start, piece, _layout(tensor, own_first - first))
+            for first, start, piece in self._copies.get(key, [])
+            if first <= own_first and own_first + own_count <= first + piece.numel()
+        ]
+        match = self._match([layout.of(piece) for _, piece, layout in parts], tensor.detach())
+        if match is not None:
+            start, piece, layout = parts[match]
+            return _Copied(start, start + piece.numel() * itemsize, layout)
         first, count, whole = own_first, own_count, storage.nbytes() // itemsize
         if 2 * count >= whole and storage.nbytes() % itemsize == 0:
             first, count = 0, whole  # other parts of it are likely to follow
@@ -187,16 +190,24 @@ class SavedTensors:
         self._storages.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return _Copied(start, self.nbytes, _layout(tensor, own_first - first))
 
-    def _is_like(self, piece: Tensor, tensor: Tensor) -> bool:
-        """Whether a piece holds what a tensor does, as far as can be said without waiting."""
+    def _match(self, parts: Sequence[Tensor], tensor: Tensor) -> int | None:
+        """Return which of these parts of pieces holds what a tensor of the same storage does.
+
+        Some views have versions of their own: unsafe_chunk's, in recurrent layers.
+        """
         integers = _INTEGERS.get(tensor.element_size())
-        if integers is None or self.count in self._known_unlike:
-            return False
-        held, now = piece.view(integers), tensor.to(piece.device).view(integers)
+        if not parts or integers is None:
+            return None
+        now = tensor.to(parts[0].device).view(integers)
         if self._bring_back is None or self._memory is None:
-            return torch.equal(held, now)
-        self._changed.append((held != now).any())
-        return True
+            found = (n for n, part in enumerate(parts) if torch.equal(part.view(integers), now))
+            match = self.matches[self.count] = next(found, None)
+            return match
+        match = self._known_matches.get(self.count, 0)
+        if match is None or match >= len(parts):
+            return None
+        self._changed.append((parts[match].view(integers) != now).any())
+        return match
 
 
 def _layout(tensor: Tensor, offset: int) -> _Layout:

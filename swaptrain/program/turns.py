@@ -41,17 +41,23 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
 
     What the first has touched may still be on its way to the host, which may write it to the disk
     then, or give it up: the second must neither change it nor make it anew. Sums leave the device
-    when nothing more is added to them, and wait where they are written. State that the first has
-    only read stays where it is, so an update may change it. What has to know that the losses are
-    finite does not begin beside what makes one.
+    when nothing more is added to them.
     """
     if second.operation in _COMPUTING:
-        touched = set(first.touches)
-        sums_go = first.operation in _SUMMED and first.segment != second.segment
-        begins = sums_go or first.operation in (*_COMPUTING, Operation.UPDATE)
+        if first.operation in _SUMMED and first.segment == second.segment:
+            return False  # the host writes the sums as they are now
+        kept = set(first.touches)
+    elif second.operation in (*_SUMMED, Operation.UPDATE):
+        # Not beside a turn, since the losses have to be known; and a run may stop behind the first,
+        # but not between the parts of an update.
+        if first.operation not in (Operation.FORWARD, Operation.BACKWARD) or second.goes_on:
+            return False
+        # State that the first reads may change: what an update makes is copied to the host behind
+        # its computing, which is behind the first's, which is behind the copies that it reads.
+        kept = {*first.changes, *first.writes}
     else:
-        touched = {*first.changes, *first.writes}
-        begins = first.operation in (Operation.FORWARD, Operation.BACKWARD)
-        begins &= second.operation in (*_SUMMED, Operation.UPDATE)
+        return False
+    if first.operation not in (*_COMPUTING, *_SUMMED, Operation.UPDATE):
+        return False
     changed = {key for key in second.changes if key.kind is not Kind.ACCUMULATOR}
-    return begins and changed.union(second.writes).isdisjoint(touched)
+    return changed.union(second.writes).isdisjoint(kept)

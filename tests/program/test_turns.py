@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -67,6 +68,7 @@ def test_what_the_host_may_still_need_is_left_alone() -> None:
     assert not side_by_side(Instruction(Operation.UPDATE, 2, reads=(sums,), frees=(sums,)), first)
     update = Instruction(Operation.UPDATE, 2, reads=(sums,), changes=(weights, means))
     assert side_by_side(second, update)
+    assert not side_by_side(second, replace(update, goes_on=True))
     assert not side_by_side(Instruction(Operation.TURN, 2, 0, reads=(weights,)), update)
     assert not side_by_side(Instruction(Operation.FORWARD, 2, 0, changes=(means,)), update)
     assert not side_by_side(Instruction(Operation.UPDATE, 2, goes_on=True), update)
