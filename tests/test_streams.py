@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swaptrain.config import Config
-from swaptrain.errors import RunError, StoppedBySignal
+from swaptrain.errors import StoppedBySignal
 from swaptrain.execute import prepare
 from swaptrain.execute.dry_run import DryRun
 from swaptrain.execute.executor import Executor
 from swaptrain.execute.prepare import Prepared
-from swaptrain.execute.runner import Operands, Runner
-from swaptrain.execute.saving import SavedTensors
 from swaptrain.execute.streams import StreamDevice
 from swaptrain.execute.train import train
 from swaptrain.execute.training import Training
@@ -127,123 +125,6 @@ def test_late_copies_change_no_bit(
     assert_same_bits(weights(copied), weights(plain))
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.3])
-def test_a_gradient_that_is_not_finite_is_found_behind_its_copy(
-    clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything of its segment is written, and while the next instruction is under way."""
-    tree: dict[str, Any] = {
-        "model": {"python": "tests.test_not_finite:no_derivative"},
-        "data": {"python": "tests.support.datasets:vectors"},
-        "memory": {"segment": "1KiB"},
-        "optimizer": {"clip_norm": clip_norm},
-    }
-    streams = LateStreams(limit_bytes=1 << 30)
-    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
-    written, make_durable = list[Instruction](), Executor._make_durable
-
-    def noted(*args: Any) -> None:
-        written.append(args[1])
-        make_durable(*args)
-
-    monkeypatch.setattr(Executor, "_make_durable", noted)
-    with pytest.raises(RunError, match=r"gradient of middle\.weight \(segment (\d)\)") as found:
-        trained(config_of(tmp_path / "run", tree))
-    segment = int(str(found.value).split("(segment ")[1][0])
-    kinds = Operation.UPDATE, Operation.SETTLE
-    assert not [i for i in written if i.segment == segment and i.operation in kinds]
-
-
-def test_a_start_pins_no_memory_anew_for_each_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only where one needs more than those before it, and all of it is unpinned again."""
-    pins: list[int] = []
-    streams = LateStreams(limit_bytes=1 << 30)
-    monkeypatch.setattr(streams, "pin", lambda _, nbytes: pins.append(nbytes))
-    monkeypatch.setattr(streams, "unpin", lambda _, nbytes: pins.append(-nbytes))
-    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
-    samples, sample = list[int](), DryRun.sample
-
-    def noted(run: DryRun, instructions: list[Instruction], step: int) -> None:
-        samples.append(len(instructions))
-        sample(run, instructions, step)
-
-    def planned(training: Training) -> None:
-        raise StoppedBySignal(2, "planned")
-
-    monkeypatch.setattr(DryRun, "sample", noted)
-    monkeypatch.setattr(Training, "run", planned)
-    with pytest.raises(StoppedBySignal):
-        train(_config(tmp_path / "run", "llama", "fused"))
-    sizes = [nbytes for nbytes in pins if nbytes > 0]
-    assert sizes == sorted(set(sizes)) and len(sizes) < len(samples) / 4
-    assert sum(pins) == 0
-
-
-class Rewriting(nn.Module):
-    """Changes one half of a tensor after the other one was saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = torch.unsafe_chunk(self.first(x) * 2, 2, dim=-1)
-        a.mul_(1.5)
-        left = a * a.detach()
-        b.mul_(3)
-        loss: Tensor = self.last(torch.cat((left, b * b.detach()), -1)).square().mean()
-        return loss
-
-
-def rewriting() -> nn.Module:
-    return Rewriting()
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_what_changed_after_it_was_saved_is_not_taken(
-    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Views may have versions of their own, as those of recurrent layers."""
-    tree: dict[str, Any] = {
-        "model": {"python": "tests.test_streams:rewriting"},
-        "data": {"python": "tests.support.datasets:vectors"},
-        "memory": {"segment": "1KiB"},
-        "train": {"steps": 2, "seed": 3, "threads": 1, "recompute": False},
-    }
-    plain = trained(config_of(tmp_path / "plain", tree))
-    streams = LateStreams(limit_bytes=1 << 30)
-    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
-    measure, recompute = Runner.measure_saved, Runner._recompute
-    unlike, recomputed = list[int](), list[int]()
-
-    def measured(self: Runner, segment: int, operands: Operands) -> SavedTensors:
-        found = measure(self, segment, operands)
-        unlike.extend(number for number, match in found.matches.items() if match is None)
-        if not known:
-            self._matches.clear()
-        return found
-
-    def noted(self: Runner, segment: int, step: int, *args: Any) -> Any:
-        recomputed.append(segment)
-        return recompute(self, segment, step, *args)
-
-    run = Training.run
-
-    def from_here(training: Training) -> None:
-        recomputed.clear()
-        run(training)
-
-    monkeypatch.setattr(Runner, "measure_saved", measured)
-    monkeypatch.setattr(Runner, "_recompute", noted)
-    monkeypatch.setattr(Training, "run", from_here)
-    copied = trained(config_of(tmp_path / "copied", tree))
-    assert unlike and recomputed.count(1) == (0 if known else 2 * 3)
-    assert losses(copied) == losses(plain)
-    assert_same_bits(weights(copied), weights(plain))
-
-
 @pytest.mark.parametrize("settings", ["fused", "clipped", "waves", "trees", "parts-clipped"])
 def test_a_stop_finds_nothing_under_way(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,7 +178,11 @@ def test_the_host_waits_for_one_micro_batch_while_the_next_one_computes(
             overlapped.append(streams.overlapped)
     assert overlapped[0] == config.train.steps * pairs
     assert overlapped[1] < overlapped[0] / 2
-    assert pairs > len(plan.step) / 2
+    clipped = Prepared(_config(tmp_path / "clipped", "llama", "clipped"), None, lambda _: None).plan
+    # But behind each batch, and behind what turns; clipped, before it, whose sums are made anew.
+    for planned, alone in (plan, 1), (clipped, 2):
+        beside = sum(side_by_side(*pair) for pair in pairwise(planned.step))
+        assert len(planned.step) - 1 - beside == config.data.micro_batches + alone
 
 
 def test_nothing_comes_ahead_where_the_device_has_no_room(
@@ -506,3 +391,30 @@ def test_what_is_pinned_is_unpinned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert counts == {len(sizes)}, "a slab was pinned in the middle"
         assert sizes[-1] < min(host_bytes, 100 * MIB)
         assert not pinned
+
+
+def test_a_start_pins_no_memory_anew_for_each_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where one needs more than those before it, and all of it is unpinned again."""
+    pins: list[int] = []
+    streams = LateStreams(limit_bytes=1 << 30)
+    monkeypatch.setattr(streams, "pin", lambda _, nbytes: pins.append(nbytes))
+    monkeypatch.setattr(streams, "unpin", lambda _, nbytes: pins.append(-nbytes))
+    monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
+    samples, sample = list[int](), DryRun.sample
+
+    def noted(run: DryRun, instructions: list[Instruction], step: int) -> None:
+        samples.append(len(instructions))
+        sample(run, instructions, step)
+
+    def planned(training: Training) -> None:
+        raise StoppedBySignal(2, "planned")
+
+    monkeypatch.setattr(DryRun, "sample", noted)
+    monkeypatch.setattr(Training, "run", planned)
+    with pytest.raises(StoppedBySignal):
+        train(_config(tmp_path / "run", "llama", "fused"))
+    sizes = [nbytes for nbytes in pins if nbytes > 0]
+    assert sizes == sorted(set(sizes)) and len(sizes) < len(samples) / 4
+    assert sum(pins) == 0
