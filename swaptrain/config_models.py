@@ -72,9 +72,12 @@ class ModelConfig(Section):
     architecture's own initialisation."""
     python: Entry | None = None
     """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
-    returns the loss or an object with `.loss`."""
+    returns the loss: a scalar tensor, the first or the only scalar of a tuple, `loss` of a dict or
+    of an object."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` factory."""
+    constants: dict[str, Any] = {}
+    """Arguments of every forward that are no tensors, such as `{return_loss: true}` for CLIP."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What is computed in. With bfloat16 an exact float32 master of each weight is kept."""
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from swaptrain.capture.forward.constants import bind_constants
+from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.errors import ConfigError
 from swaptrain.execute.clipping import mean_loss
@@ -60,11 +62,13 @@ def train_reference(
     schedule: ScheduleFields | None = None,
     clip_norm: float | None = None,
     device: torch.device | str = "cpu",
+    constants: Mapping[str, object] | None = None,
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
     `batches(step, micro_batch)` gives one micro-batch, with steps from 1 and micro-batches from 0;
-    `model(**batch)` returns the loss or an object with `.loss`. The optimizer has two groups,
+    `model(**batch)` returns the loss, or what `capture.forward.loss.loss_of` finds it in;
+    `constants` are further arguments of every forward. The optimizer has two groups,
     parameters of two and more dimensions and the others, which do not decay. A schedule without
     `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
 
@@ -76,7 +80,7 @@ def train_reference(
     if schedule is None or schedule.decay_steps is None:
         schedule = with_decay_steps(schedule, steps)
     seed_generators(seed)
-    model = factory().to(device).train()
+    model = bind_constants(factory().to(device).train(), constants or {})
     masters = Masters(model, dtype)
     stepper = build_optimizer(
         optimizer, masters.tensors, lr=lr, weight_decay=weight_decay, arguments=arguments or {}
@@ -86,8 +90,7 @@ def train_reference(
         step_losses = []
         for micro_batch in range(micro_batches):
             batch = prepared(batches(step, micro_batch), dtype, device)
-            result = model(**batch)
-            loss: Tensor = getattr(result, "loss", result)
+            loss = loss_of(model(**batch), model, batch.keys())
             (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
             step_losses.append(float(loss.detach()))
             masters.accumulate()

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from torch import nn
 
+from swaptrain.capture.forward.constants import constants_of
 from swaptrain.errors import CaptureError
 
 __all__ = ["check_arguments"]
@@ -17,6 +18,11 @@ def check_arguments(module: nn.Module, keys: Collection[str]) -> None:
 
     What takes any keyword, and what a hook or a decorator may change, is left to the forward.
     """
+    twice = [key for key in keys if key in constants_of(module)]
+    if twice:
+        raise CaptureError(
+            f"model.constants: {', '.join(twice)} is a key of the data's items too: leave one out"
+        )
     parameters = _parameters(module)
     if parameters is None:
         return

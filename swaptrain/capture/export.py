@@ -21,6 +21,7 @@ from swaptrain.capture.eager_branches import (
     inlined_checkpoints,
     refused_functions,
 )
+from swaptrain.capture.forward.loss import loss_of
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
@@ -52,18 +53,7 @@ class _Loss(nn.Module):
         changed = {n: value for n, value in after.items() if before.get(n) != value}
         if changed:
             raise _AttributesChanged(changed)
-        loss = getattr(result, "loss", result)
-        if not isinstance(loss, torch.Tensor):
-            raise CaptureError(
-                f"the model returned {type(result).__name__}, not a loss: forward(**batch) has to "
-                "return a scalar tensor, or an object whose .loss is one"
-            )
-        if loss.numel() != 1:
-            raise CaptureError(
-                f"the model's loss has shape {tuple(loss.shape)}: reduce it to a scalar, "
-                "for example with .mean()"
-            )
-        return loss
+        return loss_of(result, self.model, batch.keys())
 
 
 def export_graph(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from swaptrain.capture.capture import Uncut, capture
 from swaptrain.capture.fingerprint import content_digest
+from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
@@ -40,8 +41,11 @@ def model_factory(config: Config) -> Factory:
     Raises ConfigError when the directory, the architecture or the function does not exist.
     """
     if config.model.python is not None:
-        return python_factory(config.model.python, dict(config.model.kwargs))
-    return hugging_face_factory(config)
+        found = python_factory(config.model.python, dict(config.model.kwargs))
+    else:
+        found = hugging_face_factory(config)
+    constants = dict(config.model.constants)
+    return replace(found, make=lambda: bind_constants(found.make(), constants))
 
 
 def build(

@@ -52,7 +52,7 @@ def hugging_face_factory(config: Config) -> Factory:
             hf_config = config_class(**fields)
     except Exception as error:  # its checks raise errors of several libraries
         raise ConfigError(f"model.hf: {config_class.__name__}: {described(error)}") from error
-    hf_config.use_cache = False
+    _set_outputs(hf_config)
     cls = _architecture(transformers, architectures, hf_config)
 
     def make() -> nn.Module:
@@ -80,6 +80,19 @@ def hugging_face_factory(config: Config) -> Factory:
         return found
 
     return Factory(make, vocabulary, cls.__name__, checkpoint, _positions(hf_config))
+
+
+def _set_outputs(hf_config: Any) -> None:
+    """Let the model and its parts return objects, and no caches, whatever an old config says."""
+    from transformers import PretrainedConfig
+
+    hf_config.use_cache = False
+    hf_config.return_dict = True
+    if getattr(hf_config, "torchscript", False):  # which makes tuples too
+        hf_config.torchscript = False
+    for part in vars(hf_config).values():
+        if isinstance(part, PretrainedConfig):
+            _set_outputs(part)
 
 
 def _positions(hf_config: Any) -> tuple[str, int] | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swaptrain.capture.capture import Captured, Uncut, capture, cut
 from swaptrain.capture.costs import graph_costs
 from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.initialise import construct
 from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.runner import Operands, Runner
@@ -98,8 +99,7 @@ def eager_step(factory: Factory, batches: Batches) -> StepResult:
     model = factory().train()
     losses = []
     for batch in batches:
-        result = model(**{key: tensor.clone() for key, tensor in batch.items()})
-        loss = getattr(result, "loss", result)
+        loss = loss_of(model(**{key: tensor.clone() for key, tensor in batch.items()}))
         (loss / len(batches)).backward()
         losses.append(float(loss.detach()))
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
