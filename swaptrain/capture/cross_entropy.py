@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
+from swaptrain.capture.trace import resolve_attribute
+
 __all__ = ["cross_entropy", "replace_cross_entropy"]
 
 _aten = torch.ops.aten
@@ -26,17 +28,21 @@ _DEVICE_PIECE_BYTES = 64 << 20
 """The same on other devices, where launching a kernel costs."""
 _NONE, _MEAN, _SUM = 0, 1, 2
 """torch's numbers of the reductions."""
+_LEFT_OUT = -1
+"""Stands for every ignored target where the rows' losses are reduced."""
 _VIEWS = (_aten.view.default, _aten.reshape.default)
 
 
-def replace_cross_entropy(graph: fx.Graph) -> None:
+def replace_cross_entropy(graph: fx.Graph, owner: torch.nn.Module) -> None:
     """Let a segment's graph compute its cross entropies by rows, in place.
+
+    `owner` holds the bodies of its higher-order operations.
 
     Those whose targets are class numbers and whose loss is the mean or the sum of rows that count
     alike. A cast of the logits that nothing else reads becomes part of it. A graph that writes to
     tensors stays as it is: logits are read later than they were, and again in the backward.
     """
-    if any(_writes(node) for node in graph.nodes):
+    if any(_writes(node, owner) for node in graph.nodes):
         return
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not _aten.cross_entropy_loss.default:
@@ -102,10 +108,11 @@ class _ByRows(torch.autograd.Function):
         for some, logarithms in _logarithms(logits, dtype, rows):
             lost, _ = _aten.nll_loss_forward(logarithms, targets[some], None, _NONE, ignore_index)
             torch.neg(lost, out=each[some, 0])
-        # A row's logarithm is all that the reduction reads of it: as if there were one class.
-        only = torch.where(targets == ignore_index, ignore_index, 0)
+        # The reduction reads one logarithm of each row: as if there were one class, 0. What marks
+        # the rows to leave out must be another number, whatever the model's own ignore_index is.
+        only = torch.where(targets == ignore_index, _LEFT_OUT, 0)
         loss: Tensor
-        loss, weight = _aten.nll_loss_forward(each, only, None, reduction, ignore_index)
+        loss, weight = _aten.nll_loss_forward(each, only, None, reduction, _LEFT_OUT)
         ctx.save_for_backward(logits, targets, weight)
         ctx.settings = (reduction, ignore_index, dtype, rows)
         return loss
@@ -139,8 +146,11 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     return given | node.kwargs
 
 
-def _writes(node: fx.Node) -> bool:
-    """Whether an operation's schema says that it writes to an argument."""
+def _writes(node: fx.Node, owner: torch.nn.Module) -> bool:
+    """Whether an operation, or one in the body of a region without gradients, says it writes."""
+    if node.op == "get_attr":
+        body = resolve_attribute(owner, str(node.target))
+        return isinstance(body, fx.GraphModule) and any(_writes(n, body) for n in body.graph.nodes)
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and schema.is_mutable
 

@@ -84,7 +84,7 @@ def slice_graph(
         key = _canonical(captured, trace, graph, inputs, bindings)
         if key not in classes:
             classes[key] = len(codes)
-            replace_cross_entropy(graph)
+            replace_cross_entropy(graph, captured)
             module = fx.GraphModule(captured, graph)
             codes.append(Code(module, evaluation_graph(module)))
         segments.append(SegmentGraph(tuple(part), bindings, tuple(outputs), random, classes[key]))

@@ -112,7 +112,7 @@ def test_the_cast_of_the_logits_becomes_part_of_it() -> None:
     graph = exported(lambda x, y: F.cross_entropy(x.float().view(-1, 7), y.view(-1)), CLASSES)
     x = torch.randn(3, 5, 4).bfloat16()
     expected = graph(x, CLASSES)
-    replace_cross_entropy(graph.graph)
+    replace_cross_entropy(graph.graph, graph)
     graph.recompile()
     assert not any("to.dtype" in name for name in functions(graph))
     assert any(node.target is cross_entropy for node in graph.graph.nodes)
@@ -127,7 +127,7 @@ def test_a_cast_that_something_else_reads_stays() -> None:
     graph = exported(with_penalty, CLASSES)
     x = torch.randn(3, 5, 4).bfloat16()
     expected = graph(x, CLASSES)
-    replace_cross_entropy(graph.graph)
+    replace_cross_entropy(graph.graph, graph)
     graph.recompile()
     assert any("to.dtype" in name for name in functions(graph))
     assert any(node.target is cross_entropy for node in graph.graph.nodes)
@@ -145,7 +145,7 @@ def test_a_graph_that_writes_stays_as_it_is() -> None:
     graph = exported(writes_after_the_cast, CLASSES)
     before = functions(graph)
     assert any("mul_" in name for name in before)
-    replace_cross_entropy(graph.graph)
+    replace_cross_entropy(graph.graph, graph)
     assert functions(graph) == before
 
 
@@ -163,5 +163,5 @@ def test_a_graph_that_writes_stays_as_it_is() -> None:
 def test_other_forms_stay_as_they_are(loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
     graph = exported(loss_of, CLASSES)
     before = functions(graph)
-    replace_cross_entropy(graph.graph)
+    replace_cross_entropy(graph.graph, graph)
     assert functions(graph) == before
