@@ -25,6 +25,7 @@ _FREE = (
     "store.repeats",
     "store.verify",
     "store.values",
+    "train.check_capture",
     "train.steps",
     "train.wave",
     "train.recompute",

@@ -190,6 +190,11 @@ class TrainConfig(Section):
     """Whether the backward recomputes what its segment's forward computed (true), or the forward
     saves it, in memory and on the disk (false, as far as there is room). null: per segment,
     whichever makes a step shorter. Never changes the result."""
+    check_capture: bool | Literal["required"] = True
+    """Whether two steps of the captured graph are compared with plain PyTorch before a run is
+    created: losses, gradients, buffers, in float32 and within `memory.host`. Where they differ, the
+    run is refused. What does not fit is compared with fewer layers (`model.hf`), or else the start
+    says that it was not compared; `required` refuses the run then. false: no comparison."""
     threads: Positive | None = None
     """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
     deterministic: bool = False

@@ -36,6 +36,8 @@ class Factory:
     """Opens the weights that it begins from; None: those that it makes. Raises ConfigError."""
     positions: tuple[str, int] | None = None
     """How many positions the model says that it has, and its name for that."""
+    fewer_layers: Callable[[int], Factory | None] = lambda _: None
+    """Gives the same architecture with at most so many layers; None where it has no more."""
 
 
 def python_factory(path: str, kwargs: Mapping[str, Any]) -> Factory:

@@ -16,6 +16,7 @@ from torch import nn
 
 from swaptrain.config import Config
 from swaptrain.errors import ConfigError, SwaptrainError
+from swaptrain.execute.check_capture.layers import most_layers, with_fewer_layers
 from swaptrain.execute.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.execute.factory import Factory, described
 
@@ -30,8 +31,8 @@ _OLD_KEYS = frozenset({
 })  # fmt: skip
 
 
-def hugging_face_factory(config: Config) -> Factory:
-    """Return the constructor of the model that `model.hf` describes.
+def hugging_face_factory(config: Config, layers: int | None = None) -> Factory:
+    """Return the constructor of the model that `model.hf` describes, with at most `layers` layers.
 
     Raises ConfigError when the directory, the architecture or a key does not exist.
     """
@@ -53,6 +54,8 @@ def hugging_face_factory(config: Config) -> Factory:
     except Exception as error:  # its checks raise errors of several libraries
         raise ConfigError(f"model.hf: {config_class.__name__}: {described(error)}") from error
     _set_outputs(hf_config)
+    if layers is not None:
+        hf_config = with_fewer_layers(hf_config, layers)
     cls = _architecture(transformers, architectures, hf_config)
 
     def make() -> nn.Module:
@@ -79,7 +82,11 @@ def hugging_face_factory(config: Config) -> Factory:
             )
         return found
 
-    return Factory(make, vocabulary, cls.__name__, checkpoint, _positions(hf_config))
+    def fewer_layers(most: int) -> Factory | None:
+        return hugging_face_factory(config, most) if most < most_layers(hf_config) else None
+
+    positions = _positions(hf_config)
+    return Factory(make, vocabulary, cls.__name__, checkpoint, positions, fewer_layers)
 
 
 def _set_outputs(hf_config: Any) -> None:

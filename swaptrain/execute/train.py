@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swaptrain.config import Config, check_resume
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
+from swaptrain.execute.check_capture.check import check_capture
 from swaptrain.execute.failures import named_failures
 from swaptrain.execute.finished import finished_step, finished_text
 from swaptrain.execute.go_back import complete_going_back, find_snapshot
@@ -132,6 +133,8 @@ def _train(
             if root is not None:
                 _check_choices(run_dir, root, prepared, progress)
             check_memory(config.memory.host, prepared.plan, progress.note)
+            if root is None:
+                check_capture(config, prepared, progress.note)
         except BaseException:
             lock.withdraw()
             raise
