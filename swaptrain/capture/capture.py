@@ -15,6 +15,9 @@ from swaptrain.capture.cut import CutLimits, choose_cuts
 from swaptrain.capture.export import export_graph
 from swaptrain.capture.fingerprint import cut_fingerprint
 from swaptrain.capture.gradient_layout import gradient_strides, is_dense
+from swaptrain.capture.guards.hidden import refuse_hidden_state
+from swaptrain.capture.guards.hooks import ParameterHooks, take_hooks
+from swaptrain.capture.guards.trial import tried_hooks
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
@@ -47,6 +50,8 @@ class Captured:
     """Initial values of the mutated buffers."""
     batch_keys: tuple[str, ...]
     """Keys of the micro-batch in the order of the capture; value names are `batch.<key>`."""
+    hooks: Mapping[str, ParameterHooks]
+    """What is called with the gradients of parameters, by name."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Uncut:
     origins: Mapping[fx.Node, Binding]
     gradient_strides: Mapping[fx.Node, tuple[int, ...]]
     """Of the gradients that come in another layout than their value's."""
+    hooks: Mapping[str, ParameterHooks]
 
     @property
     def uncuttable(self) -> frozenset[fx.Node]:
@@ -81,6 +87,7 @@ def capture(
 
     `batch` is one micro-batch; `masters` gives the dtype of each parameter's master copy.
     """
+    hooks = take_hooks(module)
     captured = export_graph(module, fake_mode, batch)
     trace = trace_graph(captured, fake_mode, batch)
     if replace_inplace(captured, trace):
@@ -97,7 +104,19 @@ def capture(
     }
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     origins = _origins(captured, trace, names, list(batch))
-    return Uncut(captured, trace, batch, parameters, origins, gradient_strides(trace))
+    refuse_hidden_state(module, _changing(captured, origins))
+    tried = tried_hooks(hooks, dict(module.named_parameters()), _changing(captured, origins))
+    strides = gradient_strides(trace)
+    return Uncut(captured, trace, batch, parameters, origins, strides, tried)
+
+
+def _changing(captured: fx.GraphModule, origins: Mapping[fx.Node, Binding]) -> dict[int, str]:
+    """Name the buffers that the forward changes by their storage."""
+    return {
+        int(resolve_attribute(captured, str(node.target)).untyped_storage()._cdata): binding.name
+        for node, binding in origins.items()
+        if binding.kind == "buffer"
+    }
 
 
 def cut(
@@ -138,6 +157,7 @@ def cut(
         constants=constants,
         buffers=buffers,
         batch_keys=tuple(uncut.batch),
+        hooks=uncut.hooks,
     )
     return result, cuts
 

@@ -9,8 +9,8 @@ import xxhash
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from swaptrain.capture.guards.hidden import fake_constant
 from swaptrain.capture.trace import Trace, is_random, resolve_attribute
-from swaptrain.errors import CaptureError
 
 __all__ = ["hoist_constants"]
 
@@ -70,10 +70,7 @@ def _invariant_nodes(captured: fx.GraphModule, trace: Trace) -> dict[fx.Node, No
             if isinstance(value, torch.nn.Parameter):
                 continue
             if isinstance(value, FakeTensor):
-                raise CaptureError(
-                    f"{node.target} is a plain tensor attribute made from a parameter in the "
-                    "constructor: register it as a buffer, or compute it in the forward"
-                )
+                raise fake_constant(node)
             invariant[node] = None
         elif (
             node.op == "call_function"

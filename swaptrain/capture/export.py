@@ -22,6 +22,9 @@ from swaptrain.capture.eager_branches import (
     refused_functions,
 )
 from swaptrain.capture.forward.loss import loss_of
+from swaptrain.capture.guards.forward import ForwardGuard
+from swaptrain.capture.guards.settled import settled_graph
+from swaptrain.capture.trace import trace_graph
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
@@ -31,29 +34,20 @@ _NOT_THE_MODELS = (*(f"{Path(file).parent}/" for file in (torch.__file__, swaptr
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
-class _AttributesChanged(Exception):  # not an error unless it happens again
-    """The forward changed plain Python attributes; by dotted name, the values they got."""
-
-    def __init__(self, values: dict[str, object]) -> None:
-        super().__init__(", ".join(sorted(values)))
-        self.values = values
-
-
 class _Loss(nn.Module):
     """Calls the model with one micro-batch and returns the loss alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.guard = ForwardGuard(model)
 
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        before = _python_state(self.model)
-        result = self.model(**batch)
-        after = _python_state(self.model)  # here, since torch.export puts attributes back
-        changed = {n: value for n, value in after.items() if before.get(n) != value}
-        if changed:
-            raise _AttributesChanged(changed)
-        return loss_of(result, self.model, batch.keys())
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        with self.guard.around():  # here, since torch.export puts attributes back
+            result = self.model(**batch)
+        loss = loss_of(result, self.model, batch.keys())
+        outliving = self.guard.last.tensors.values()
+        return (loss, *outliving) if outliving else loss
 
 
 def export_graph(
@@ -68,20 +62,15 @@ def export_graph(
     check_arguments(module, batch)
     module.train()
     wrapper = _Loss(module)
-    try:
-        program = _any_export(wrapper, fake_mode, batch)
-    except _AttributesChanged as first:
-        # What a first forward remembers (a length, a cached flag) the next one leaves alone.
-        for name, value in first.values.items():
-            path, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(path), attribute, value)
-        try:
-            program = _any_export(wrapper, fake_mode, batch)
-        except _AttributesChanged as again:
-            raise CaptureError(
-                f"the model changes Python attributes in its forward ({again}): the captured graph "
-                "would use one value for ever. Keep counters in a registered buffer"
-            ) from again
+    return settled_graph(
+        module,
+        wrapper.guard,
+        lambda: _graph(_any_export(wrapper, fake_mode, batch)),
+        lambda graph: trace_graph(graph, fake_mode, batch),
+    )
+
+
+def _graph(program: torch.export.ExportedProgram) -> fx.GraphModule:
     captured = program.module()
     if not isinstance(captured, fx.GraphModule):  # torch's type is nn.Module
         raise CaptureError(f"torch.export returned {type(captured).__name__}, not a graph")
@@ -96,12 +85,12 @@ def _any_export(
     try:
         with eager_branches(batch):
             return _export(wrapper, fake_mode, batch)
-    except (CaptureError, _AttributesChanged):
+    except CaptureError:
         raise
     except Exception:  # whatever torch raises: the model may know a branch for exporting
         try:
             return _export(wrapper, fake_mode, batch)
-        except (CaptureError, _AttributesChanged):
+        except CaptureError:
             raise
         except Exception as error:
             raise CaptureError(_explain(error, wrapper.model)) from error
@@ -153,16 +142,6 @@ def _is_impure(node: fx.Node) -> bool:
     if schema is None:
         return "getitem" not in str(node.target)
     return schema.is_mutable or "norm" in str(node.target)
-
-
-def _python_state(module: nn.Module) -> dict[str, object]:
-    """Return the plain attributes (numbers, text, flags) of every submodule by dotted name."""
-    return {
-        f"{path}.{name}" if path else name: value
-        for path, submodule in module.named_modules()
-        for name, value in vars(submodule).items()
-        if isinstance(value, (bool, int, float, str))
-    }
 
 
 def _explain(error: Exception, module: nn.Module) -> str:

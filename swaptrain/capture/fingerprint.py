@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
+from swaptrain.capture.guards.trial import held_tensors
 from swaptrain.capture.trace import resolve_attribute
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def cut_fingerprint(uncut: Uncut, cuts: list[int]) -> str:
 def content_digest(uncut: Uncut) -> str:
     """Digest the operations, their arguments, every layout, and the values of all constants.
 
+    Those that hooks of parameters hold are among them.
+
     Two captures with the same digest train the same, whatever numbers their constructors drew.
     """
     digest = xxhash.xxh3_128("\n".join(_lines(uncut)).encode())
@@ -31,6 +34,8 @@ def content_digest(uncut: Uncut) -> str:
         if binding.kind == "constant":
             digest.update(binding.name.encode())
             digest.update(_bytes(resolve_attribute(uncut.captured, binding.name)))
+    for tensor in held_tensors(uncut.hooks):
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from swaptrain.capture.capture import Captured
+from swaptrain.errors import CaptureError
 
 __all__ = ["place"]
 
@@ -22,6 +23,11 @@ def place(captured: Captured, device: torch.device) -> Captured:
     """
     if device.type == "cpu":
         return captured
+    if captured.hooks:
+        raise CaptureError(
+            f"the parameter {next(iter(captured.hooks))} has a hook on its gradient, which runs on "
+            f"the CPU's tensors only: set device: cpu"
+        )
     seen: set[int] = set()
     for code in captured.codes:
         for module in (code.train, code.evaluate):

@@ -7,6 +7,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from swaptrain.capture.guards.hooks import put_hooks
+
 __all__ = ["kept_in_float32", "lower_parameters"]
 
 
@@ -48,6 +50,7 @@ def lower_parameters(module: nn.Module, fake_mode: FakeTensorMode, dtype: torch.
             if parameter.dtype is torch.float32 and name not in kept:
                 fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
                 lowered[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+                put_hooks(parameter, lowered[id(parameter)])
     for submodule in module.modules():
         for name, entry in list(submodule._parameters.items()):
             if entry is not None and id(entry) in lowered:

@@ -128,6 +128,7 @@ class Operations:
             if key.kind is Kind.GRADIENT and key.name.startswith("parameter.")
         }
         missing = set(sums) if first else set()
+        hooks = self._runner.hooks
         memory = self._saved(instruction.reads, slabs)
         self.ahead.fetch(instruction)
 
@@ -139,6 +140,8 @@ class Operations:
                 missing.discard(name)
             else:
                 add_widened(sums[name], gradient)
+            if name in hooks and name not in partial:
+                hooks[name].run_accumulated(operands.parameters[name], sums[name])
 
         inputs, loss = self._runner.backward(k, step, m, operands, gradients, later, sink, memory)
         for name in missing:  # nothing flowed into it in this micro-batch

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from swaptrain.capture.capture import Captured
+from swaptrain.capture.guards.hooks import ParameterHooks
 from swaptrain.capture.place import place
 from swaptrain.capture.randomness import draws
 from swaptrain.capture.segments import Code
@@ -66,6 +67,11 @@ class Runner:
         """By isomorphism class: `SavedTensors.matches` that `measure_saved` found."""
         self._bring_back: Callable[[Tensor], Tensor] | None = None
         self._hollow = Hollow()
+
+    @property
+    def hooks(self) -> Mapping[str, ParameterHooks]:
+        """What is called with the gradients of parameters, by name."""
+        return self._captured.hooks
 
     def move_to(
         self, device: torch.device, bring_back: Callable[[Tensor], Tensor] | None = None
@@ -159,6 +165,10 @@ class Runner:
         for name in spec.parameters:
             if self._model.parameters[name].trainable:
                 leaf = leaves[name]
+                hooks = self.hooks.get(name)
+                if hooks is not None and self._model.owner[name] == segment:
+                    # Its gradient is whole only here: later segments' part of it comes as a root.
+                    leaf.register_hook(hooks.run_gradient)  # type: ignore[no-untyped-call]
                 leaf.register_post_accumulate_grad_hook(deliver(name))  # type: ignore[no-untyped-call]
         relaid: dict[str, Tensor] = {}
         for name in spec.inputs:

@@ -174,6 +174,9 @@ class _Step:
                 self.sums[name] += gradient
             else:
                 self.sums[name] = gradient.clone()
+            hooks = self.runner.hooks.get(name)
+            if hooks is not None and name in self.sums and self.model.owner[name] == k:
+                hooks.run_accumulated(self.weights[name], self.sums[name])
 
         operands = self.operands(k, micro_batch, buffers)
         inputs, loss = self.runner.backward(k, 1, micro_batch, operands, gradients, later, sink)

@@ -242,7 +242,7 @@ class Backwards(torch.autograd.Function):
 
 REFUSED: dict[str, tuple[Callable[[Simple, Tensor], object], str]] = {
     "data-dependent": (data_dependent, r"(?s)test_capture\.py:\d+.*tensor's value"),
-    "counter": (counting, r"Python attributes .*calls.*registered buffer"),
+    "counter": (counting, r"Python state.*calls.*registered buffer"),
     "no loss": (lambda m, x: {"logits": m.first(x)}, "returned dict with logits, not a loss"),
     "not scalar": (lambda m, x: m.first(x), r"shape \(4, 8\): reduce it to a scalar"),
     "nothing to train": (lambda m, x: x.sum(), "nothing to train"),
