@@ -79,7 +79,8 @@ class ModelConfig(Section):
     constants: dict[str, Any] = {}
     """Arguments of every forward that are no tensors, such as `{return_loss: true}` for CLIP."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in. With bfloat16 an exact float32 master of each weight is kept."""
+    """What is computed in. With bfloat16 an exact float32 master of each weight is kept, and of the
+    data's floating tensors only those are cast that a parameter's operation reads first."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:

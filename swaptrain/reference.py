@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.forward.loss import loss_of
+from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.errors import ConfigError
 from swaptrain.execute.clipping import mean_loss
@@ -86,10 +87,14 @@ def train_reference(
         optimizer, masters.tensors, lr=lr, weight_decay=weight_decay, arguments=arguments or {}
     )
     losses, grad_norms = [], []
+    dtypes: dict[str, torch.dtype] | None = None
     for step in range(1, steps + 1):
         step_losses = []
         for micro_batch in range(micro_batches):
-            batch = prepared(batches(step, micro_batch), dtype, device)
+            given = batches(step, micro_batch)
+            if dtypes is None:  # by the first micro-batch, as swaptrain captures
+                dtypes = batch_dtypes(model, given, dtype)
+            batch = {k: v.to(device) for k, v in cast_batch(given, dtypes).items()}
             loss = loss_of(model(**batch), model, batch.keys())
             (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
             step_losses.append(float(loss.detach()))
@@ -187,16 +192,6 @@ def clip(parameters: list[nn.Parameter], clip_norm: float | None) -> float:
         gradients = [p.grad for p in parameters if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
     return float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm))
-
-
-def prepared(
-    batch: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str
-) -> dict[str, Tensor]:
-    """Return the batch on the device, its floating tensors in the dtype of the computation."""
-    return {
-        key: value.to(device, dtype if value.is_floating_point() else None)
-        for key, value in batch.items()
-    }
 
 
 def seed_generators(seed: int) -> None:

@@ -14,6 +14,7 @@ from swaptrain.capture.capture import Uncut, capture
 from swaptrain.capture.fingerprint import content_digest
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.initialise import Construction, construct
+from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
 from swaptrain.execute.checkpoint import Checkpoint
@@ -22,7 +23,7 @@ from swaptrain.execute.hugging_face import hugging_face_factory
 from swaptrain.execute.pretrained import InitialWeights, Pretrained
 from swaptrain.store.files import existing_parent
 
-__all__ = ["BuiltModel", "build", "cast_batch", "model_factory"]
+__all__ = ["BuiltModel", "build", "model_factory"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,11 @@ def build(
     }
     if config.model.dtype == "bfloat16":
         lower_parameters(module, construction.fake_mode, torch.bfloat16)
-    uncut = capture(module, construction.fake_mode, cast_batch(batch, config.model.dtype), masters)
+    dtype = getattr(torch, config.model.dtype)
+    dtypes = batch_dtypes(module, batch, dtype, construction.fake_mode)
+    if said := describe_casts(batch, dtypes, dtype):
+        note(said)
+    uncut = capture(module, construction.fake_mode, cast_batch(batch, dtypes), masters)
     return BuiltModel(uncut, initial, content_digest(uncut))
 
 
@@ -117,12 +122,3 @@ def _load_buffers(module: nn.Module, buffers: Mapping[str, NDArray[Any]]) -> Non
         for name, buffer in module.named_buffers():
             if name in buffers and not torch.equal(buffer, found := torch.tensor(buffers[name])):
                 buffer.copy_(found)
-
-
-def cast_batch(batch: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
-    """Return the micro-batch with floating tensors in the dtype of the computation."""
-    target = getattr(torch, dtype)
-    return {
-        key: value.to(target) if value.is_floating_point() else value
-        for key, value in batch.items()
-    }

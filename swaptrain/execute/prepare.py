@@ -11,7 +11,7 @@ import torch
 from swaptrain.config import Config, OptimizerConfig, load_config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError
-from swaptrain.execute.build import BuiltModel, build, cast_batch, model_factory
+from swaptrain.execute.build import BuiltModel, build, model_factory
 from swaptrain.execute.device import choose_kernels, load_libraries, open_device
 from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
@@ -59,7 +59,7 @@ class Prepared:
             self.built,
             self.rule,
             self.device,
-            cast_batch(example, config.model.dtype),
+            dict(self.built.uncut.batch),
             choices=root.choices if root is not None else None,
             positions=self.factory.positions,
         )

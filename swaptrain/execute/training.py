@@ -9,11 +9,11 @@ from functools import partial
 
 from torch import Tensor
 
+from swaptrain.capture.inputs.casts import cast_as_captured
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data.batches import Batches
 from swaptrain.errors import StoppedBySignal
 from swaptrain.execute.boundary import Boundary
-from swaptrain.execute.build import cast_batch
 from swaptrain.execute.clipping import mean_loss
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.counters import Counters
@@ -347,7 +347,7 @@ class Training:
         return self.plan.step if step < self.config.train.steps else ()
 
     def _batch(self, data: Batches, step: int, m: int) -> Mapping[str, Tensor]:
-        return cast_batch(data.batch(step, m), self.config.model.dtype)
+        return cast_as_captured(data.batch(step, m), self.plan.captured.model)
 
     def _lr(self, step: int) -> float:
         optimizer = self.config.optimizer
