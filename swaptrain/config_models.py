@@ -101,7 +101,9 @@ class DataConfig(Section):
     """Files of token ids: `.bin` (uint16), `.npy`, or a zarr array."""
     python: Entry | None = None
     """`package.module:function`, returning a map-style dataset of dicts of tensors, which are
-    collated by stacking."""
+    collated by stacking. An item may draw from the global generators of torch, numpy and Python:
+    they are seeded from `train.seed`, the epoch and the item. Generators, counters and iterators of
+    the dataset's own are refused: eight items are read twice at the start."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
     tokenizer: Text = "bytes"

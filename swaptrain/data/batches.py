@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from math import prod
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from swaptrain.data.permutation import permuted
+from swaptrain.data.seeded import item_seed, seeded
 from swaptrain.errors import ConfigError, RunError, SwaptrainError
 
 __all__ = ["Batches", "Dataset"]
@@ -25,7 +27,7 @@ _Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Dataset(Protocol):
-    """A map-style dataset: item i is a dict of tensors, and a function of i alone."""
+    """A map-style dataset: item i is a dict of tensors, a function of i and of seeded draws."""
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -40,7 +42,8 @@ class Batches:
     Step s counts from 1, micro-batch m from 0. The running position of a micro-batch's first item
     is p = ((s - 1) * micro_batches + m) * micro_batch. Without shuffling, item p modulo the length
     comes first and its neighbours follow; with it, epoch e = p // length and the item is
-    permutation(seed, e)[p % length], for each of the positions.
+    permutation(seed, e)[p % length], for each of the positions. With `draws` the global generators
+    are seeded from seed, epoch and item around each read.
 
     Raises ConfigError if item 0 is not a dict of tensors.
     """
@@ -57,6 +60,7 @@ class Batches:
         micro_batches: int,
         tokens_per_item: int = 1,
         expect: Callable[[int], None] | None = None,
+        draws: bool = False,
     ) -> None:
         """Take a dataset; `expect` hears of items that will be asked for, some time before."""
         self.digest = digest
@@ -65,12 +69,12 @@ class Batches:
         """Tokens for text, items for any other data."""
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self._dataset, self._name = dataset, name
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._draws = seed, shuffle, draws
         self._expect, self._expected = expect, 0
         self._length = len(dataset)
         if self._length < 1:
             raise ConfigError(f"{name} has no items: give it data to train on")
-        self.layout = _layout(self._item(0, ConfigError))
+        self.layout = _layout(self.item(0))
         """The shape and dtype of each tensor of an item, by key."""
 
     @property
@@ -84,8 +88,7 @@ class Batches:
 
     def items(self, step: int, micro_batch_index: int) -> list[int]:
         """Return the indices of the items of one micro-batch (step from 1, micro-batch from 0)."""
-        first = self._first(step, micro_batch_index)
-        return [self._index(first + offset) for offset in range(self.micro_batch)]
+        return [index for _, index in self._places(step, micro_batch_index)]
 
     def batch(self, step: int, micro_batch_index: int) -> dict[str, torch.Tensor]:
         """Return one micro-batch: each key's tensors stacked to [micro_batch, ...], on the CPU.
@@ -94,11 +97,21 @@ class Batches:
         are not those of item 0.
         """
         self._expect_after(self._first(step, micro_batch_index))
-        return self._collate(self.items(step, micro_batch_index), RunError)
+        return self._collate(self._places(step, micro_batch_index), RunError)
 
     def example(self) -> dict[str, torch.Tensor]:
         """Return the first micro-batch, batch(1, 0); what is wrong with it is a ConfigError."""
-        return self._collate(self.items(1, 0), ConfigError)
+        return self._collate(self._places(1, 0), ConfigError)
+
+    def item(self, index: int, epoch: int = 0) -> dict[str, torch.Tensor]:
+        """Return one item as it is read in an epoch; raises ConfigError."""
+        return self._item(index, epoch, ConfigError)
+
+    def _places(self, step: int, micro_batch_index: int) -> list[tuple[int, int]]:
+        """Return epoch and index of each item of one micro-batch."""
+        first = self._first(step, micro_batch_index)
+        positions = range(first, first + self.micro_batch)
+        return [(position // self._length, self._index(position)) for position in positions]
 
     def _first(self, step: int, micro_batch_index: int) -> int:
         """Return the running position of a micro-batch's first item."""
@@ -125,10 +138,12 @@ class Batches:
             return offset
         return permuted(offset, self._length, seed=self._seed, epoch=epoch)
 
-    def _collate(self, indices: list[int], error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+    def _collate(
+        self, places: list[tuple[int, int]], error: type[SwaptrainError]
+    ) -> dict[str, torch.Tensor]:
         items = []
-        for index in indices:
-            item = self._item(index, error)
+        for epoch, index in places:
+            item = self._item(index, epoch, error)
             layout = _layout(item)
             if layout != self.layout:
                 raise error(
@@ -139,9 +154,11 @@ class Batches:
             items.append(item)
         return {key: torch.stack([item[key] for item in items]) for key in self.layout}
 
-    def _item(self, index: int, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+    def _item(self, index: int, epoch: int, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+        seed = item_seed(self._seed, epoch, index)
         try:
-            item = self._dataset[index]
+            with seeded(seed) if self._draws else nullcontext():
+                item = self._dataset[index]
         except SwaptrainError:
             raise
         except Exception as cause:

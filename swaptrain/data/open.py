@@ -104,7 +104,7 @@ def open_example(
     source: SourceSettings = config if held_out is None else held_out
     section = "data" if held_out is None else "eval"
     if source.python is not None:
-        opened = open_python(source.python, source, section)
+        opened = open_python(source.python, source, section, check=True)
         batches = _unread(opened, config, 1, seed=0, shuffle=False)
         _check_size(config, batches.item_bytes, most_bytes)
         return batches.example()
@@ -186,4 +186,5 @@ def _unread(
         micro_batches=micro_batches,
         tokens_per_item=source.tokens_per_item,
         expect=source.expect,
+        draws=source.draws,
     )

@@ -14,6 +14,7 @@ from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_fi
 from swaptrain.data.packed import PackedTokens
 from swaptrain.data.python_dataset import load_dataset
 from swaptrain.data.record import DataRecord, RunRecord
+from swaptrain.data.seeded import check_repeatable
 from swaptrain.data.settings import DataSettings, SourceSettings
 from swaptrain.data.text import tokenised, too_short
 from swaptrain.data.token_files import Joined, open_token_file, scan
@@ -45,24 +46,35 @@ class Source:
     tokens_per_item: int = 1
     expect: Callable[[int], None] | None = None
     """Begins to read an item that will be asked for, where the dataset can do that."""
+    draws: bool = False
+    """Whether reading an item may draw random numbers."""
 
 
-def open_python(target: str, settings: SourceSettings, section: str) -> Source:
-    """Load the dataset of `package.module:function`; raises ConfigError."""
+def open_python(
+    target: str, settings: SourceSettings, section: str, *, check: bool = False
+) -> Source:
+    """Load the dataset of `package.module:function`; raises ConfigError.
+
+    With `check` a few items are read twice, to see that they are the same each time.
+    """
     key = f"{section}.python"
     dataset = load_dataset(target, settings.kwargs, key=key)
+    name = f"{key} ({target})"
     probe = Batches(
         dataset,
-        name=f"{key} ({target})",
+        name=name,
         digest="",
         seed=0,
         shuffle=False,
         micro_batch=1,
         micro_batches=1,
+        draws=True,
     )
+    if check:
+        check_repeatable(dataset, probe.item, len(probe), name)
     identity = [target, dict(settings.kwargs), len(probe), probe.layout]
     digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()
-    return Source(dataset, f"{key} ({target})", DataRecord(digest))
+    return Source(dataset, name, DataRecord(digest), draws=True)
 
 
 def open_text(
