@@ -136,7 +136,8 @@ class ScheduleConfig(Section):
     """Steps over which the learning rate rises linearly to `lr`."""
     decay_steps: Positive | None = None
     """The step at which the decay ends, warmup included. null: `train.steps` of the first start,
-    which is recorded: a later `train.steps` does not change it."""
+    which is recorded: a later `train.steps` does not change it. A start of which every step has the
+    rate 0 is refused; where some have, it says which."""
     min_lr_ratio: Fraction = 0.0
     """The factor at the end of the decay and after it."""
     decay_fraction: Fraction = 0.2

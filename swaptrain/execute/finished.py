@@ -10,6 +10,7 @@ from typing import Any
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.run_names import FILES, FOLDERS, STARTING_OVER
+from swaptrain.execute.schedules.idle import go_on_keys
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.files import flush_directory, flush_file_system, write_aside
@@ -85,14 +86,14 @@ def separate_all(
         stop.check_after(what)
 
 
-def finished_text(run_dir: Path, step: int) -> str:
+def finished_text(run_dir: Path, step: int, config: Config) -> str:
     """Return what the command says at the end: where the run is and what to try next."""
     start = "python -m swaptrain"
     return (
         f"finished: step {step} of {step} is in {run_dir}\n"
         f"  look at it     {start} inspect {run_dir}\n"
         f"  take weights   {start} export {run_dir} --to {run_dir}/weights.safetensors\n"
-        f"  go on          the same command with train.steps={2 * step}"
+        f"  go on          the same command with {go_on_keys(config, step)}"
     )
 
 

@@ -13,6 +13,7 @@ from swaptrain.execute.planning import Plan
 from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.price import price
 from swaptrain.execute.run_names import check_own
+from swaptrain.execute.schedules.idle import check_rates, steps_done
 from swaptrain.execute.tier_cost import with_tier_cost
 from swaptrain.program.cost import (
     StateBytes,
@@ -39,6 +40,7 @@ def plan(config: Config) -> PlanReport:
     root = read_root(run_dir)
     if recorded is not None:
         config = check_resume(recorded, config, accept_change=True)
+    idle = check_rates(config, steps_done(run_dir, root))
     prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)
     made = prepared.plan
     found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
@@ -102,6 +104,7 @@ def plan(config: Config) -> PlanReport:
         compute_s=priced.compute_s,
         step_s=priced.step_s,
         repeats=made.repeats,
+        idle_steps=idle,
         break_even_tokens=_break_even(config, made, found, state),
     )
 

@@ -65,3 +65,5 @@ class PlanReport:
     repeats: int
     """Segments whose backward a kill may repeat, as the config says or as was chosen."""
     break_even_tokens: float | None
+    idle_steps: str | None = None
+    """What is said of steps whose learning rate is 0; None where there are none."""

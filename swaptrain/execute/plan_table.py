@@ -102,6 +102,8 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
         )
     if report.occupied_disk_bytes:
         yield "", f"of that {size(report.occupied_disk_bytes)} are taken by the run already"
+    if report.idle_steps:
+        yield "learning rate", report.idle_steps
     yield from _traffic(report)
     yield from _speed(report, config)
 

@@ -19,6 +19,7 @@ from swaptrain.execute.prepare import Prepared, recorded_config
 from swaptrain.execute.processor import note_changes, this_machine
 from swaptrain.execute.ram import check_memory
 from swaptrain.execute.run_names import STARTING_OVER, check_files, check_own
+from swaptrain.execute.schedules.idle import check_rates, steps_done
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.progress import Progress
 from swaptrain.program.instructions import Instruction
@@ -127,8 +128,11 @@ def _train(
                 if step is not None:
                     if config.run.trace:
                         progress.note("no step is left that run.trace could write of")
-                    progress.finish(finished_text(run_dir, step))
+                    progress.finish(finished_text(run_dir, step, config))
                     return
+            done = steps_done(run_dir, root) if from_step is None else from_step
+            if idle := check_rates(config, done):
+                progress.note(idle)
             prepared = Prepared(config, root, progress.note)
             if root is not None:
                 _check_choices(run_dir, root, prepared, progress)
@@ -152,7 +156,7 @@ def _train(
         held.callback(gc.unfreeze)
         run.training.run()
         run.finish()
-        progress.finish(finished_text(run_dir, run.training.step - 1))
+        progress.finish(finished_text(run_dir, run.training.step - 1, config))
 
 
 def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:
