@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from swaptrain.config import Config, load_config
+from swaptrain.config_paths import expand_argument
 from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.output import open_standard_streams, silence
@@ -119,10 +120,10 @@ def _inspect(run: RunArgument) -> Action:
     """Show what a run directory holds: config, steps, segments, bytes."""
 
     def action() -> None:
-        _check_run(run)
+        run_dir = _check_run(run)
         from swaptrain.observe.inspect import inspect_run
 
-        inspect_run(run)
+        inspect_run(run_dir)
 
     return action
 
@@ -150,13 +151,14 @@ def _export(
     """
 
     def action() -> None:
-        if to.suffix != ".safetensors":
-            raise ConfigError(f"--to {to}: the file's name must end in .safetensors")
-        _check_run(run)
+        target = expand_argument(to)
+        if target.suffix != ".safetensors":
+            raise ConfigError(f"--to {target}: the file's name must end in .safetensors")
+        run_dir = _check_run(run)
         from swaptrain.store.export import export_weights
 
         chosen = dtype.value if dtype else None
-        export_weights(run, to, chosen, from_step=from_step, note=print)
+        export_weights(run_dir, target, chosen, from_step=from_step, note=print)
 
     return action
 
@@ -176,10 +178,10 @@ def _verify(
     """
 
     def action() -> None:
-        _check_run(run)
+        run_dir = _check_run(run)
         from swaptrain.observe.verify_run import verify_run
 
-        verify_run(run, mend=repair)
+        verify_run(run_dir, mend=repair)
 
     return action
 
@@ -275,15 +277,17 @@ def _load(config: Path, overrides: Sequence[str] | None) -> Config:
     for word in overrides or ():
         if word in _VERBS:
             raise ConfigError(f"the verb comes first: {_PROGRAM} {word} --help")
-    return load_config(config, overrides or ())
+    return load_config(expand_argument(config), overrides or ())
 
 
-def _check_run(run: Path) -> None:
-    if not run.is_dir():
-        raise ConfigError(f"{run}: no such run directory; give the run.dir of a config")
+def _check_run(run: Path) -> Path:
+    run_dir = expand_argument(run)
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir}: no such run directory; give the run.dir of a config")
     from swaptrain.store.contained import check_contained
 
-    check_contained(run)
+    check_contained(run_dir)
+    return run_dir
 
 
 def _set_up_torch() -> None:

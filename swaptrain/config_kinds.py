@@ -12,11 +12,13 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from swaptrain.config_paths import expand_path
 from swaptrain.errors import ConfigError
 from swaptrain.units import parse_size
 
 __all__ = ["Count", "Device", "Entry", "Files", "Folder", "Folders", "Fraction", "Globs"]
-__all__ += ["HfModel", "Kind", "Number", "OptimizerName", "Positive", "PositiveNumber", "Seed"]
+__all__ += ["HfModel", "Kind", "Number", "OptimizerName", "Place", "Positive"]
+__all__ += ["PositiveNumber", "Seed"]
 __all__ += ["Size", "Text", "describe"]
 
 
@@ -150,6 +152,14 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(_text(item) for item in found)
 
 
+def _path(found: Any) -> str:
+    return expand_path(_text(found))
+
+
+def _paths(found: Any) -> tuple[str, ...]:
+    return tuple(map(expand_path, _texts(found)))
+
+
 def _entry(found: Any) -> str:
     text = _text(found)
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", text):
@@ -164,7 +174,7 @@ def _hf(found: Any) -> str | dict[str, Any]:
         if not isinstance(found.get("model_type"), str):
             raise ValueError("a model given inline needs model_type, such as model_type: llama")
         return found
-    return _text(found)
+    return _path(found)
 
 
 def _device(found: Any) -> str:
@@ -182,14 +192,15 @@ PositiveNumber = Annotated[float, Kind("a number greater than 0", "3e-4", _posit
 Fraction = Annotated[float, Kind("a number from 0 to 1", "0.1", _fraction)]
 Size = Annotated[int, Kind("a size with its unit", "4GiB", _size)]
 Text = Annotated[str, Kind("text", "bytes", _text)]
-Globs = Annotated[tuple[str, ...], Kind("a list of globs", '["corpus/**/*.txt"]', _texts)]
-Files = Annotated[tuple[str, ...], Kind("a list of files", "[tokens/train.bin]", _texts)]
+Place = Annotated[str, Kind("text (bytes, or a path)", "bytes", _path)]
+Globs = Annotated[tuple[str, ...], Kind("a list of globs", '["corpus/**/*.txt"]', _paths)]
+Files = Annotated[tuple[str, ...], Kind("a list of files", "[tokens/train.bin]", _paths)]
 OptimizerName = Annotated[str, Kind("text (a class of torch.optim)", "adamw", _text)]
 Entry = Annotated[str, Kind("text (package.module:name)", "my_models.cnn:build", _entry)]
-Folder = Annotated[Path, Kind("text (a path)", "runs/first", lambda found: Path(_text(found)))]
+Folder = Annotated[Path, Kind("text (a path)", "runs/first", lambda found: Path(_path(found)))]
 Folders = Annotated[
     tuple[Path, ...],
-    Kind("a list of paths", "[/mnt/a, /mnt/b]", lambda found: tuple(map(Path, _texts(found)))),
+    Kind("a list of paths", "[/mnt/a, /mnt/b]", lambda found: tuple(map(Path, _paths(found)))),
 ]
 HfModel = Annotated[
     str | dict[str, Any], Kind("text (a directory) or a config mapping", "path/to/model", _hf)

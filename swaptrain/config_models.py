@@ -19,12 +19,13 @@ from swaptrain.config_kinds import (
     HfModel,
     Number,
     OptimizerName,
+    Place,
     Positive,
     PositiveNumber,
     Seed,
     Size,
-    Text,
 )
+from swaptrain.config_paths import written_path
 from swaptrain.config_yaml import dump_yaml, plain
 from swaptrain.units import GIB, KIB, exact_size, format_size
 
@@ -42,6 +43,11 @@ __all__ += ["TrainConfig"]
 _PAGE_BYTES = 4096
 _SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
 """What is written with a unit."""
+_PATHS = (
+    *(("model", "hf"), ("data", "text"), ("data", "tokens"), ("data", "tokenizer")),
+    *(("data", "cache"), ("eval", "text"), ("eval", "tokens"), ("store", "paths"), ("run", "dir")),
+)
+"""What is written so that it is not expanded again."""
 
 
 class Section(BaseModel):
@@ -106,7 +112,7 @@ class DataConfig(Section):
     the dataset's own are refused: eight items are read twice at the start."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
-    tokenizer: Text = "bytes"
+    tokenizer: Place = "bytes"
     """`bytes`, or a directory with a Hugging Face tokenizer."""
     sequence_length: Positive = 512
     """Tokens per sequence, for `text` and `tokens`."""
@@ -356,6 +362,12 @@ class Config(Section):
         for section, key in _SIZES:
             if tree[section][key] is not None:
                 tree[section][key] = exact_size(tree[section][key])
+        for section, key in _PATHS:
+            found = (tree[section] or {}).get(key)
+            if isinstance(found, str):
+                tree[section][key] = written_path(found)
+            elif isinstance(found, list):
+                tree[section][key] = [written_path(path) for path in found]
         return tree
 
     def resolved_yaml(self) -> str:

@@ -30,7 +30,11 @@ it and checks the whole before it touches anything. This page is generated from 
 - **Sizes** have a unit: `4GiB` is 4 x 2^30 bytes, `4GB` is 4 x 10^9. A bare number is refused.
 - **Numbers** may be written as `3e-4` or `1_000`. Only `true` and `false` are truth values: `no`,
   `on`, `12:30` and dates are text.
-- **Paths** that are relative are relative to the current directory, not to the config file.
+- **Paths** that are relative are relative to the current directory, not to the config file. In
+  every path a leading `~` or `~user`, `$VAR` and `${VAR}` are replaced. A variable that is not set
+  is refused; `$$` stands for a `$`, and `./~x` for a name that begins with `~`. Arguments of the
+  command line (`--config`, RUN, `--to`) are expanded too, unless they name what is there. `kwargs`
+  are not.
 - **Unknown keys** are errors, and so is a key that is given twice. All errors are shown at once.
 - **On resume**: `free` keys may change whenever a run is started again; others only with
   `--accept-change` (from the next step on); `no` means that the run refuses, because its recorded

@@ -63,7 +63,7 @@ def find_files(
     """
     found: dict[str, None] = {}
     for pattern in patterns:
-        expanded = os.path.expanduser(str(pattern))
+        expanded = str(pattern)
         if expanded.startswith(_STDLIB):
             expanded = glob.escape(sysconfig.get_paths()["stdlib"]) + expanded[len(_STDLIB) :]
         matches = (

@@ -105,7 +105,7 @@ def open_text(
     files = hash_files(found, run_record.known, key=key)
     record = DataRecord(corpus_digest(files, tokenizer.digest), tokenizer.digest, tuple(files))
     run_record.check(record)
-    root = run_record.path.parent if config.cache is None else Path(config.cache).expanduser()
+    root = run_record.path.parent if config.cache is None else Path(config.cache)
     tokens = tokenised(root, record.digest, files, tokenizer, at_least=length, key=key, note=note)
     packed = PackedTokens(tokens, length)
     return Source(packed, key, record, length, packed.expect)

@@ -117,9 +117,7 @@ class HuggingFaceTokenizer:
 
 def open_tokenizer(name: str | Path) -> Tokenizer:
     """Return the tokenizer called `bytes`, or that of a local directory; raises ConfigError."""
-    return (
-        ByteTokenizer() if str(name) == "bytes" else HuggingFaceTokenizer(Path(name).expanduser())
-    )
+    return ByteTokenizer() if str(name) == "bytes" else HuggingFaceTokenizer(Path(name))
 
 
 def _end_token(directory: Path) -> str | None:
