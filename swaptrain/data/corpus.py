@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
 
+from swaptrain.data.globs import GlobError, kind_of, matches
 from swaptrain.errors import ConfigError
 
 __all__ = [
@@ -52,47 +53,90 @@ class CorpusFile:
 
 
 def find_files(
-    patterns: Sequence[str | Path], *, key: str, directories: bool = False
+    patterns: Sequence[str | Path],
+    *,
+    key: str,
+    directories: bool = False,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[CorpusFile]:
     """Return the files that the globs match, each once, with sizes and times; nothing is read.
 
     `**` matches any number of directories; a pattern that is the name of a file is that file; a
     leading `{stdlib}` is the directory of Python's standard library. Text (no `directories`) comes
     sorted by absolute path; with `directories` (zarr arrays count) the order of the patterns is
-    kept. Raises ConfigError for patterns that match nothing.
+    kept. Of several names of one file one counts, and `note` hears of the others. Raises
+    ConfigError for patterns that match nothing, and for what is no file.
     """
     found: dict[str, None] = {}
     for pattern in patterns:
         expanded = str(pattern)
         if expanded.startswith(_STDLIB):
             expanded = glob.escape(sysconfig.get_paths()["stdlib"]) + expanded[len(_STDLIB) :]
-        matches = (
-            [expanded] if os.path.exists(expanded) else sorted(glob.glob(expanded, recursive=True))
-        )
-        usable = [match for match in matches if directories or not os.path.isdir(match)]
+        try:
+            names = [expanded] if os.path.exists(expanded) else matches(expanded)
+        except GlobError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        usable = [name for name in names if directories or not os.path.isdir(name)]
         if not usable:
             hint = (
                 f"it matches only directories, did you mean {os.path.join(str(pattern), '**/*')}?"
-                if matches
+                if names
                 else f"relative paths start at the current directory, {os.getcwd()}"
             )
             raise ConfigError(f"{key}: no file matches {str(pattern)!r}: {hint}")
-        found.update((os.path.abspath(match), None) for match in usable)
+        found.update((os.path.abspath(name), None) for name in usable)
     if not found:
         raise ConfigError(f"{key}: the list is empty: name at least one file")
-    return [stat_file(path, key) for path in (found if directories else sorted(found))]
+    return _each_once(list(found) if directories else sorted(found), key, note)
+
+
+def _each_once(names: list[str], key: str, note: Callable[[str], None]) -> list[CorpusFile]:
+    """Return the files in the order of `names`, without second names of one.
+
+    Of several names the one counts that leads through no link, else the first.
+    """
+    files = [stat_file(name, key) for name in names]
+    named: dict[tuple[int, int], list[str]] = {}
+    for name in names:
+        status = os.stat(name)
+        named.setdefault((status.st_dev, status.st_ino), []).append(name)
+    left_out: dict[str, str] = {}
+    for same in named.values():
+        if len(same) > 1:
+            chosen = next((name for name in same if os.path.realpath(name) == name), same[0])
+            left_out.update((name, chosen) for name in same if name != chosen)
+    if left_out:
+        name, chosen = next(iter(left_out.items()))
+        note(
+            f"{key}: {len(left_out):,} of {len(names):,} names lead to a file that another name "
+            f"leads to, and each file is taken once ({name} is {chosen})"
+        )
+    return [file for file in files if file.path not in left_out]
 
 
 def stat_file(path: str, key: str) -> CorpusFile:
-    """Return a file's size and time; for a directory the sum and the latest of its files'."""
+    """Return a file's size and time; for a directory the sum and the latest of its files'.
+
+    Raises ConfigError for what cannot be read as a file: a pipe would be waited for without end.
+    """
     size_bytes, modified_ns = 0, 0
     try:
         for name in _files_of(path):
             status = os.stat(name)
+            if (kind := kind_of(status)) is not None:
+                raise ConfigError(
+                    f"{key}: {name} is {kind}, no file: leave it out, or write what it gives to a "
+                    "file"
+                )
             size_bytes += status.st_size
             modified_ns = max(modified_ns, status.st_mtime_ns)
     except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+        why = error.strerror
+        if os.path.islink(path) and not os.path.exists(path):
+            why = f"it is a link to {os.readlink(path)}, which leads to no file ({why})"
+        raise ConfigError(
+            f"{key}: cannot read {path}: {why}: restore it, or leave it out"
+        ) from error
     return CorpusFile(path, size_bytes, modified_ns)
 
 
