@@ -102,7 +102,9 @@ class DataConfig(Section):
     text: Globs | None = None
     """Globs of text files. Documents are taken in sorted order, each followed by an end token, and
     packed into sequences; the last partial sequence is dropped. A leading `{stdlib}` stands for the
-    directory of Python's own standard library: text that every machine has."""
+    directory of Python's own standard library: text that every machine has. Links to directories
+    are followed, though not into one that is on the path already, and each file counts once,
+    whatever names lead to it. Line ends stay as they are."""
     tokens: Files | None = None
     """Files of token ids: `.bin` (uint16), `.npy`, or a zarr array."""
     python: Entry | None = None
@@ -114,6 +116,13 @@ class DataConfig(Section):
     """Arguments of the `python` function."""
     tokenizer: Place = "bytes"
     """`bytes`, or a directory with a Hugging Face tokenizer."""
+    parse_special: bool = False
+    """Whether special tokens that stand in a document, such as `<|end|>`, are read as the tokens.
+    false: a document is text, whatever stands in it."""
+    text_as_is: bool = False
+    """true: every file of `text` is taken, byte order marks, NUL bytes and `.jsonl` or `.gz`
+    included. false: what is no text by its name or content is refused, and a UTF-8 byte order mark
+    is dropped."""
     sequence_length: Positive = 512
     """Tokens per sequence, for `text` and `tokens`."""
     micro_batch: Positive = 1

@@ -61,9 +61,9 @@ def test_every_key_reads_a_path_alike(
     recorded.write_text(config.resolved_yaml())
     assert load_config(recorded) == config.resolved()
     over = load_config(
-        tmp_path / "config.yaml", [f"run.dir='{written}b'", f"data.text=['{written}b']"]
+        tmp_path / "config.yaml", [f"run.dir='{written}/b'", f"data.text=['{written}/b']"]
     )
-    assert str(over.run.dir) == over.data.text[0] == expand_path(written + "b")  # type: ignore[index]
+    assert str(over.run.dir) == over.data.text[0] == expand_path(written + "/b")  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def open_example(
     if source.text is not None:
         key = f"{section}.text"
         tokenizer = fitting_tokenizer(config, model_vocabulary)
-        files = text_files(source.text, tokenizer, length, key)
+        files = text_files(source.text, config, tokenizer, key)
         few: list[int] = []
         for piece in document_tokens(files, tokenizer, key):
             few.extend(piece[: shape[0] * shape[1] - len(few)].tolist())

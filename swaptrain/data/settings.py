@@ -37,6 +37,14 @@ class DataSettings(SourceSettings, Protocol):
         """`bytes`, or the directory of a Hugging Face tokenizer."""
 
     @property
+    def parse_special(self) -> bool:
+        """Whether special tokens that stand in a text are tokens."""
+
+    @property
+    def text_as_is(self) -> bool:
+        """Whether files are taken without asking whether they are text."""
+
+    @property
     def sequence_length(self) -> int:
         """Tokens in one item."""
 

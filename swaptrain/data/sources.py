@@ -11,6 +11,7 @@ import xxhash
 
 from swaptrain.data.batches import Batches, Dataset
 from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_files
+from swaptrain.data.documents import NotTextError, check_name
 from swaptrain.data.packed import PackedTokens
 from swaptrain.data.python_dataset import load_dataset
 from swaptrain.data.record import DataRecord, RunRecord
@@ -92,7 +93,7 @@ def open_text(
     key = f"{section}.text"
     length = config.sequence_length
     tokenizer = fitting_tokenizer(config, model_vocabulary)
-    found = text_files(patterns, tokenizer, length, key)
+    found = text_files(patterns, config, tokenizer, key, note)
     new_bytes = sum(file.size_bytes for file in found if file.path not in run_record.known)
     if new_bytes > _LONG_READ_BYTES:
         note(f"reading {format_size(new_bytes)} of text once, for its digest")
@@ -145,7 +146,9 @@ def unknown_id(where: str, found: int, model_vocabulary: int) -> ConfigError:
 
 def fitting_tokenizer(config: DataSettings, model_vocabulary: int | None) -> Tokenizer:
     """Return the tokenizer; raises ConfigError if it has ids that the model does not."""
-    tokenizer = open_tokenizer(config.tokenizer)
+    tokenizer = open_tokenizer(
+        config.tokenizer, parse_special=config.parse_special, as_is=config.text_as_is
+    )
     if model_vocabulary is not None and tokenizer.vocabulary > model_vocabulary:
         raise ConfigError(
             f"data.tokenizer: {tokenizer.name} has {tokenizer.vocabulary} ids, the model's"
@@ -156,10 +159,23 @@ def fitting_tokenizer(config: DataSettings, model_vocabulary: int | None) -> Tok
 
 
 def text_files(
-    patterns: Sequence[str], tokenizer: Tokenizer, sequence_length: int, key: str
+    patterns: Sequence[str],
+    config: DataSettings,
+    tokenizer: Tokenizer,
+    key: str,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[CorpusFile]:
-    """Return the corpus' files; raises ConfigError where their sizes say that it is too short."""
-    files = find_files(patterns, key=key)
+    """Return the corpus' files; raises ConfigError where their names or sizes say that it is none.
+
+    That is where one is no text by its name, and where all are too short together.
+    """
+    files = find_files(patterns, key=key, note=note)
+    sequence_length = config.sequence_length
+    for file in () if config.text_as_is else files:
+        try:
+            check_name(file.path)
+        except NotTextError as error:
+            raise ConfigError(f"{key}: {file.path} {error}") from error
     size_bytes = sum(file.size_bytes for file in files)
     if size_bytes == 0:
         raise ConfigError(f"{key}: the corpus is empty: its {len(files):,} files have no bytes")

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from swaptrain.data.corpus import CorpusFile, stat_file
+from swaptrain.data.documents import NotTextError
 from swaptrain.data.token_array import Array, TokenArray, write_token_array
 from swaptrain.data.tokenizer import Tokenizer
 from swaptrain.errors import ConfigError, RunError
@@ -78,6 +79,8 @@ def document_tokens(files: Sequence[CorpusFile], tokenizer: Tokenizer, key: str)
             yield from tokenizer.pieces(Path(file.path))
         except OSError as error:
             raise ConfigError(f"{key}: cannot read {file.path}: {error.strerror}") from error
+        except NotTextError as error:
+            raise ConfigError(f"{key}: {file.path} {error}") from error
         yield end
 
 

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from swaptrain.data.documents import NotTextError, read_document
+from swaptrain.data.special_tokens import hidden, special_names, unknown_token
 from swaptrain.errors import ConfigError
 
 __all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "Tokenizer", "open_tokenizer"]
 
-_PIECE_BYTES = 2**20
 # Those of a tokenizer's files that decide its ids; the others (chat templates) do not.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -39,7 +40,10 @@ class Tokenizer(Protocol):
         """Names the mapping: equal digests, equal ids."""
 
     def pieces(self, path: Path) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the ids of one document in pieces, without its end token; raises OSError."""
+        """Yield the ids of one document in pieces, without its end token.
+
+        Raises OSError, and NotTextError for what is no text.
+        """
 
 
 class ByteTokenizer:
@@ -48,26 +52,30 @@ class ByteTokenizer:
     name = "bytes"
     vocabulary = 257
     end_token = 256
-    digest = "bytes"
+
+    def __init__(self, *, as_is: bool = False) -> None:
+        """Take text of any encoding; with `as_is` whatever is in a file."""
+        self._as_is = as_is
+        self.digest = "bytes as they are" if as_is else "bytes of text"
 
     def pieces(self, path: Path) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the file's bytes as uint8 arrays of at most 1 MiB."""
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield np.frombuffer(piece, dtype=np.uint8)
+        for piece in read_document(path, as_is=self._as_is):
+            yield np.frombuffer(piece, dtype=np.uint8)
 
 
 class HuggingFaceTokenizer:
     """A directory with tokenizer.json, as `save_pretrained` writes it; one document at a time.
 
-    No special tokens are added but the end token, which is the directory's `eos_token`. Truncation
-    and padding that the file asks for are switched off: they would lose or invent text.
+    No special tokens are added but the end token, which is the directory's `eos_token`. Those that
+    stand in a document are text, or with `parse_special` the tokens. Truncation and padding that
+    the file asks for are switched off: they would lose or invent text.
     """
 
-    def __init__(self, directory: Path) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        self.name = str(directory)
+    def __init__(
+        self, directory: Path, *, parse_special: bool = False, as_is: bool = False
+    ) -> None:
+        self.name, self._as_is = str(directory), as_is
         if not directory.is_dir():
             raise ConfigError(
                 f"data.tokenizer: there is no directory {directory}: give `bytes`, or a local"
@@ -79,13 +87,8 @@ class HuggingFaceTokenizer:
                 f"data.tokenizer: {directory} has no tokenizer.json: write one with"
                 " transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)"
             )
-        try:
-            self._backend = Backend.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"data.tokenizer: {file} is not usable: {error}") from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        backend = _backend(file, file.read_text(encoding="utf-8", errors="replace"))
+        ids: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         if not ids:
             raise ConfigError(f"data.tokenizer: {file} has an empty vocabulary")
         self.vocabulary = max(ids.values()) + 1
@@ -97,27 +100,79 @@ class HuggingFaceTokenizer:
                 " in its tokenizer_config.json, it separates the documents"
             )
         self.end_token = ids[end]
-        hashed = xxhash.xxh3_128()
+        self._backend, self._never = backend, np.array([], dtype=np.int64)
+        if not parse_special:
+            self._backend, self._never = _plain_text(file, directory, end, ids)
+        hashed = xxhash.xxh3_128(f"special {parse_special}, as it is {as_is}".encode())
         for name in _FILES:
             if (directory / name).is_file():
                 hashed.update(name.encode() + (directory / name).read_bytes())
         self.digest: str = hashed.hexdigest()
 
     def pieces(self, path: Path) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the ids of one document as one uint32 array; it is held in memory as a whole."""
+        """Yield the ids of one document as one uint32 array; it is held in memory as a whole.
+
+        Raises OSError, and NotTextError for what is no text in UTF-8.
+        """
+        content = b"".join(read_document(path, as_is=self._as_is))
         try:
-            text = path.read_bytes().decode("utf-8")
+            text = content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"data.text: {path} is not UTF-8 (byte {error.start}): convert it, leave it out,"
-                " or use data.tokenizer: bytes"
+            dropped = path.stat().st_size - len(content)
+            raise NotTextError(
+                f"is not UTF-8 (byte {error.start + dropped}): convert it, leave it out, or use "
+                "data.tokenizer: bytes"
             ) from error
-        yield np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        found = np.flatnonzero(np.isin(ids, self._never))
+        if found.size:
+            raise NotTextError(
+                f"gives the special token {int(ids[found[0]])} as its token {int(found[0])}, though"
+                " it is to be read as text: set data.parse_special: true, or take that out of it"
+            )
+        yield ids
 
 
-def open_tokenizer(name: str | Path) -> Tokenizer:
+def open_tokenizer(
+    name: str | Path, *, parse_special: bool = False, as_is: bool = False
+) -> Tokenizer:
     """Return the tokenizer called `bytes`, or that of a local directory; raises ConfigError."""
-    return ByteTokenizer() if str(name) == "bytes" else HuggingFaceTokenizer(Path(name))
+    if str(name) == "bytes":
+        return ByteTokenizer(as_is=as_is)
+    return HuggingFaceTokenizer(Path(name), parse_special=parse_special, as_is=as_is)
+
+
+def _backend(file: Path, text: str) -> Any:
+    """Return the library's tokenizer; raises ConfigError."""
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"data.tokenizer: {file} is not usable: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _plain_text(
+    file: Path, directory: Path, end: str, ids: dict[str, int]
+) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Return a tokenizer that reads special tokens as text, and the ids that it never gives."""
+    tree = json.loads(file.read_bytes())
+    configs = [_read(directory / name) for name in _FILES[1:] if (directory / name).is_file()]
+    names = (special_names(tree, configs) | {end}) & ids.keys()
+    changed, renamed = hidden(tree, names)
+    backend = _backend(file, json.dumps(changed))
+    backend.encode_special_tokens = True
+    expected = {renamed.get(name, name): number for name, number in ids.items()}
+    if backend.get_vocab(with_added_tokens=True) != expected:
+        raise ConfigError(
+            f"data.tokenizer: {file} has special tokens that cannot be told from text: set "
+            "data.parse_special: true, which reads them as tokens wherever they stand"
+        )
+    never = [ids[name] for name in names if name != unknown_token(tree)]
+    return backend, np.array(never, dtype=np.int64)
 
 
 def _end_token(directory: Path) -> str | None:
@@ -126,11 +181,19 @@ def _end_token(directory: Path) -> str | None:
         path = directory / name
         if not path.is_file():
             continue
-        try:
-            entry = json.loads(path.read_bytes()).get("eos_token")
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"data.tokenizer: {path} is not a JSON object: {error}") from error
+        entry = _read(path).get("eos_token")
         token = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(token, str):
             return token
     return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return one of a tokenizer's smaller files; raises ConfigError."""
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError(f"it is {type(found).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"data.tokenizer: {path} is not a JSON object: {error}") from error
+    return found

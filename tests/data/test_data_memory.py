@@ -18,7 +18,9 @@ def test_memory_and_descriptors_do_not_grow_with_the_corpus(
 ) -> None:
     """A corpus of 32 MiB is tokenised and read within 8 MiB, and no file stays open."""
     (tmp_path / "large.txt").write_bytes(bytes(range(256)) * 2**17)
-    config = data_config(text=[str(tmp_path / "large.txt")], sequence_length=512, shuffle=True)
+    config = data_config(
+        text=[str(tmp_path / "large.txt")], text_as_is=True, sequence_length=512, shuffle=True
+    )
     tracemalloc.start()
     try:
         batches = open_data(config, seed=0, run_dir=tmp_path / "run", model_vocabulary=257)

@@ -81,7 +81,7 @@ def test_tokens_across_chunks(
     monkeypatch.setattr(token_array_module, "CHUNK_TOKENS", 100)
     content = bytes(np.random.default_rng(0).integers(0, 256, 1234, dtype=np.uint8))
     directory = corpus(a=content, b=bytes(300))
-    batches = opened(data_config(text=[f"{directory}/*.txt"]), run_dir)
+    batches = opened(data_config(text=[f"{directory}/*.txt"], text_as_is=True), run_dir)
     assert ids(batches) == packed(content, bytes(300))
     array = zarr.open_array(run_dir / "data" / batches.digest / "tokens", mode="r")
     assert array.dtype == np.uint16

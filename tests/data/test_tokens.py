@@ -52,7 +52,7 @@ def test_what_is_expected_is_read_by_the_kernel(
     ids = np.arange(count) % 251
     if kind == "text":
         path.write_bytes(ids.astype(np.uint8).tobytes())
-        config = data_config(text=[str(path)], sequence_length=end - begin)
+        config = data_config(text=[str(path)], text_as_is=True, sequence_length=end - begin)
     elif kind == "npy":
         np.save(path, ids.astype(np.uint16))
         config = data_config(tokens=[str(path)], sequence_length=end - begin)
