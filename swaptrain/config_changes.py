@@ -66,9 +66,13 @@ def resume_rule(key: str) -> Rule:
 def with_recorded(old: Config, new: Config) -> Config:
     """Return `new` with what the run recorded at creation where `new` leaves it open (null).
 
-    That is `optimizer.schedule.decay_steps`, whose default is the first `train.steps`. `old` is
-    the config as recorded in `run.dir/config.yaml`.
+    That is `optimizer.schedule.decay_steps`, whose default is the first `train.steps`, and
+    `train.loss_weighting`, whose default depends on the model. `old` is the config as recorded in
+    `run.dir/config.yaml`.
     """
+    if new.train.loss_weighting is None:
+        train = {"loss_weighting": _as_begun(old).train.loss_weighting}
+        new = new.model_copy(update={"train": new.train.model_copy(update=train)})
     if new.optimizer.schedule.decay_steps is not None:
         return new
     recorded = old.resolved().optimizer.schedule.decay_steps
@@ -77,11 +81,20 @@ def with_recorded(old: Config, new: Config) -> Config:
     return new.model_copy(update={"optimizer": optimizer})
 
 
+def _as_begun(old: Config) -> Config:
+    """Return a recorded config with what it does not say: what runs did that had no such key."""
+    old = old.resolved()
+    if old.train.loss_weighting is not None:
+        return old
+    train = old.train.model_copy(update={"loss_weighting": "micro_batches"})
+    return old.model_copy(update={"train": train})
+
+
 def changes(old: Config, new: Config) -> Changes:
     """Compare the recorded config with the new one, after `with_recorded`, key by key."""
     groups: dict[Rule, list[Change]] = {"free": [], "with --accept-change": [], "no": []}
     new_tree = with_recorded(old, new).to_tree()
-    for change in _differences(old.resolved().to_tree(), new_tree, ""):
+    for change in _differences(_as_begun(old).to_tree(), new_tree, ""):
         groups[resume_rule(change.key)].append(change)
     return Changes(
         tuple(groups["free"]), tuple(groups["with --accept-change"]), tuple(groups["no"])

@@ -128,7 +128,8 @@ class DataConfig(Section):
     micro_batch: Positive = 1
     """Sequences (or items) per micro-batch."""
     micro_batches: Positive = 1
-    """Micro-batches per step; their mean loss is what a step minimises."""
+    """Micro-batches per step, which minimises their loss: `train.loss_weighting` says how each
+    counts."""
     shuffle: bool = True
     """A new order in each epoch, a function of `train.seed` and the position; false: in order."""
     cache: Folder | None = None
@@ -216,6 +217,11 @@ class TrainConfig(Section):
     says that it was not compared; `required` refuses the run then. false: no comparison."""
     threads: Positive | None = None
     """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
+    loss_weighting: Literal["tokens", "micro_batches"] | None = None
+    """What weighs alike in a step. tokens: every trained label (one that is not -100, counted where
+    the loss reads it); micro_batches: every micro-batch, as the mean of their losses. They differ
+    only where micro-batches have unequally many. null: tokens where the batch has `labels` and the
+    loss a cross entropy that reads them, else micro_batches; recorded."""
     deterministic: bool = False
     """On a GPU: only kernels that give the same bits each time, so that neither an interruption nor
     a budget changes the result. Some are slower, and a model that needs an operation without one is

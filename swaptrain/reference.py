@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +22,14 @@ from torch.optim import Optimizer
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch
+from swaptrain.capture.losses.weighting import step_weights
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.errors import ConfigError
-from swaptrain.execute.clipping import mean_loss
+from swaptrain.execute.clipping import step_loss
 from swaptrain.execute.master import split
 from swaptrain.execute.optimizers import optimizer_arguments, optimizer_class
 from swaptrain.execute.schedule import Schedule, ScheduleFields, learning_rate
+from swaptrain.execute.weighting.plain import CountedCalls, WeightedCalls
 
 __all__ = ["ReferenceResult", "train_reference"]
 
@@ -36,7 +39,8 @@ class ReferenceResult:
     """What a reference run leaves."""
 
     losses: list[float]
-    """Per step the mean of the micro-batches' losses, in float64."""
+    """Per step the mean of the micro-batches' losses, in float64; of tokens, where they are
+    weighted and the micro-batches have unequally many, the sum of the micro-batches' parts."""
     grad_norms: list[float]
     """Per step the global 2-norm of the gradients before clipping.
 
@@ -64,6 +68,7 @@ def train_reference(
     clip_norm: float | None = None,
     device: torch.device | str = "cpu",
     constants: Mapping[str, object] | None = None,
+    loss_weighting: str | None = None,
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -72,6 +77,12 @@ def train_reference(
     `constants` are further arguments of every forward. The optimizer has two groups,
     parameters of two and more dimensions and the others, which do not decay. A schedule without
     `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
+
+    With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
+    a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
+    is summed and divided by the number of the whole step, and its other terms by that of the
+    micro-batches. With "micro_batches" each micro-batch's mean weighs alike, as with None where
+    the loss is no sum of terms. Means over tokens that a model writes by hand are not weighted.
 
     Raises:
         ConfigError: an optimizer or argument torch does not have, or a dtype that is not supported.
@@ -89,17 +100,15 @@ def train_reference(
     losses, grad_norms = [], []
     dtypes: dict[str, torch.dtype] | None = None
     for step in range(1, steps + 1):
-        step_losses = []
-        for micro_batch in range(micro_batches):
+
+        def batch(micro_batch: int, step: int = step) -> dict[str, Tensor]:
+            nonlocal dtypes
             given = batches(step, micro_batch)
             if dtypes is None:  # by the first micro-batch, as swaptrain captures
                 dtypes = batch_dtypes(model, given, dtype)
-            batch = {k: v.to(device) for k, v in cast_batch(given, dtypes).items()}
-            loss = loss_of(model(**batch), model, batch.keys())
-            (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
-            step_losses.append(float(loss.detach()))
-            masters.accumulate()
-        losses.append(mean_loss(step_losses))
+            return {k: v.to(device) for k, v in cast_batch(given, dtypes).items()}
+
+        losses.append(forward_backward(model, masters, batch, micro_batches, loss_weighting))
         grad_norms.append(clip(masters.tensors, clip_norm))
         for group in stepper.param_groups:
             group["lr"] = learning_rate(step, lr=lr, schedule=schedule)
@@ -107,6 +116,83 @@ def train_reference(
         stepper.zero_grad(set_to_none=True)
         masters.to_model()
     return ReferenceResult(losses, grad_norms, masters.weights(), dict(model.named_buffers()))
+
+
+def forward_backward(
+    model: nn.Module,
+    masters: Masters,
+    batch: Callable[[int], dict[str, Tensor]],
+    micro_batches: int,
+    loss_weighting: str | None,
+) -> float:
+    """Accumulate the gradients of a step and return its loss.
+
+    As the mean of means first; where tokens are weighted and the counts found by then differ, all
+    of it once more, from the same buffers and generators.
+    """
+    before = _Before(model)
+    counts: list[list[float]] = []
+    losses = []
+    for m in range(micro_batches):
+        calls, given = CountedCalls(), batch(m)
+        by_tokens = loss_weighting == "tokens" or (loss_weighting is None and "labels" in given)
+        loss = _loss(model, given, calls if by_tokens else nullcontext())
+        (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
+        losses.append(float(loss.detach()))
+        counts.append(calls.counts)
+        masters.accumulate()
+    weights = step_weights(counts)
+    if weights is None:
+        return step_loss(losses, None)
+    before.restore()
+    masters.forget()
+    losses.clear()
+    for m in range(micro_batches):
+        try:
+            loss = _loss(model, batch(m), WeightedCalls(weights))
+        except ConfigError:
+            if loss_weighting is not None:
+                raise
+            before.restore()
+            masters.forget()
+            return forward_backward(model, masters, batch, micro_batches, "micro_batches")
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(float(loss.detach()))
+        masters.accumulate()
+    return step_loss(losses, weights)
+
+
+def _loss(
+    model: nn.Module, batch: Mapping[str, Tensor], mode: AbstractContextManager[Any]
+) -> Tensor:
+    """Return the loss of one micro-batch, whose calls a mode of torch counts or weighs."""
+    with mode:
+        loss = loss_of(model(**batch), model, batch.keys())
+    if isinstance(mode, WeightedCalls):
+        mode.check(loss)
+    return loss
+
+
+class _Before:
+    """What a forward changes: the buffers and the generators."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._buffers = [buffer.clone() for buffer in model.buffers()]
+        self._states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore(self) -> None:
+        """Bring back what was there."""
+        with torch.no_grad():
+            for buffer, kept in zip(self._model.buffers(), self._buffers, strict=True):
+                buffer.copy_(kept)
+        python, numpy, generator = self._states
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(generator)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
 
 
 class Masters:
@@ -144,6 +230,11 @@ class Masters:
             master, gradient = self._masters[name], parameter.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             parameter.grad = None
+
+    def forget(self) -> None:
+        """Drop the gradients that were accumulated."""
+        for tensor in (*self._parameters.values(), *self._masters.values()):
+            tensor.grad = None
 
     def to_model(self) -> None:
         """Give the model the masters' values, rounded as in swaptrain's split master."""

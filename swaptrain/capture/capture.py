@@ -19,6 +19,7 @@ from swaptrain.capture.guards.hidden import refuse_hidden_state
 from swaptrain.capture.guards.hooks import ParameterHooks, take_hooks
 from swaptrain.capture.guards.trial import tried_hooks
 from swaptrain.capture.inplace import replace_inplace
+from swaptrain.capture.losses.terms import LossTerms, loss_terms
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
 from swaptrain.errors import CaptureError
@@ -45,6 +46,8 @@ class Captured:
     """By segment (from index 0): what the placeholders of its code stand for."""
     random: tuple[tuple[str, ...], ...]
     """By segment: the names that key its random draws."""
+    terms: tuple[tuple[int, ...], ...]
+    """By segment: the counted terms of the loss that it computes."""
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     """Initial values of the mutated buffers."""
@@ -66,6 +69,8 @@ class Uncut:
     gradient_strides: Mapping[fx.Node, tuple[int, ...]]
     """Of the gradients that come in another layout than their value's."""
     hooks: Mapping[str, ParameterHooks]
+    losses: LossTerms
+    """What the loss is the sum of."""
 
     @property
     def uncuttable(self) -> frozenset[fx.Node]:
@@ -106,8 +111,8 @@ def capture(
     origins = _origins(captured, trace, names, list(batch))
     refuse_hidden_state(module, _changing(captured, origins))
     tried = tried_hooks(hooks, dict(module.named_parameters()), _changing(captured, origins))
-    strides = gradient_strides(trace)
-    return Uncut(captured, trace, batch, parameters, origins, strides, tried)
+    strides, losses = gradient_strides(trace), loss_terms(captured, trace, list(batch))
+    return Uncut(captured, trace, batch, parameters, origins, strides, tried, losses)
 
 
 def _changing(captured: fx.GraphModule, origins: Mapping[fx.Node, Binding]) -> dict[int, str]:
@@ -137,7 +142,7 @@ def cut(
         )  # fmt: skip
         cuts = choose_cuts(costs, limits)
     loss = _loss_node(captured)
-    graphs, codes = slice_graph(captured, trace, cuts, uncut.origins, loss)
+    graphs, codes = slice_graph(captured, trace, cuts, uncut.origins, loss, uncut.losses)
     model = _model_spec(uncut, graphs, loss, cuts)
     buffers = {
         name: resolve_attribute(captured, f"model.{name}").detach().clone()
@@ -154,6 +159,7 @@ def cut(
         codes=tuple(codes),
         bindings=tuple(graph.bindings for graph in graphs),
         random=tuple(graph.random for graph in graphs),
+        terms=tuple(graph.terms for graph in graphs),
         constants=constants,
         buffers=buffers,
         batch_keys=tuple(uncut.batch),

@@ -12,6 +12,8 @@ from torch import fx
 
 from swaptrain.capture.cross_entropy import replace_cross_entropy
 from swaptrain.capture.evaluation import evaluation_graph
+from swaptrain.capture.losses.rewriting import weigh
+from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.randomness import reseed
 from swaptrain.capture.trace import Trace, is_random, resolve_attribute
 
@@ -47,6 +49,8 @@ class SegmentGraph:
     outputs: tuple[fx.Node, ...]
     random: tuple[str, ...]
     """Names of its operations that may draw, in order: the keys of their draws."""
+    terms: tuple[int, ...]
+    """Numbers of the counted terms of the loss that it computes, in order."""
     isomorphism: int
 
 
@@ -56,6 +60,7 @@ def slice_graph(
     cuts: Sequence[int],
     origins: Mapping[fx.Node, Binding],
     loss: fx.Node,
+    losses: LossTerms,
 ) -> tuple[list[SegmentGraph], list[Code]]:
     """Cut `captured` after the computing nodes numbered `cuts`.
 
@@ -75,7 +80,7 @@ def slice_graph(
             for node in part
             if node is loss or any(home.get(user, k) != k for user in node.users)
         ]
-        graph, inputs, random = _extract(part, outputs)
+        graph, inputs, random, terms = _extract(part, outputs, losses)
         written = frozenset().union(*(trace.facts[node].written for node in part))
         bindings = tuple(
             _binding(origins.get(node) or Binding("value", node.name), node, trace, written)
@@ -87,7 +92,9 @@ def slice_graph(
             replace_cross_entropy(graph, captured)
             module = fx.GraphModule(captured, graph)
             codes.append(Code(module, evaluation_graph(module)))
-        segments.append(SegmentGraph(tuple(part), bindings, tuple(outputs), random, classes[key]))
+        segments.append(
+            SegmentGraph(tuple(part), bindings, tuple(outputs), random, terms, classes[key])
+        )
     return segments, codes
 
 
@@ -98,8 +105,8 @@ def _binding(origin: Binding, node: fx.Node, trace: Trace, written: frozenset[in
 
 
 def _extract(
-    part: Sequence[fx.Node], outputs: Sequence[fx.Node]
-) -> tuple[fx.Graph, list[fx.Node], tuple[str, ...]]:
+    part: Sequence[fx.Node], outputs: Sequence[fx.Node], losses: LossTerms
+) -> tuple[fx.Graph, list[fx.Node], tuple[str, ...], tuple[int, ...]]:
     """Copy nodes into a graph of their own, whose placeholders are what they read from outside."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -113,6 +120,7 @@ def _extract(
             copies[argument] = graph.placeholder(f"input_{len(inputs) - 1}")
             copies[argument].meta["val"] = argument.meta.get("val")
     random: list[str] = []
+    terms: list[int] = []
     for node in part:
         for argument in node.all_input_nodes:
             if _is_submodule(argument) and argument not in copies:
@@ -121,8 +129,9 @@ def _extract(
             graph.call_function(reseed, (len(random),))
             random.append(node.name)
         copies[node] = graph.node_copy(node, lambda n: copies[n])
+        copies[node] = weigh(node, copies, losses, terms)
     graph.output(tuple(copies[node] for node in outputs))
-    return graph, inputs, tuple(random)
+    return graph, inputs, tuple(random), tuple(terms)
 
 
 def _is_submodule(node: fx.Node) -> bool:

@@ -82,6 +82,11 @@ class Batches:
         """What an item takes, at the least, while its micro-batch is put together."""
         return sum(_OBJECT_BYTES + prod(s) * d.itemsize for s, d in self.layout.values())
 
+    @property
+    def name(self) -> str:
+        """What messages call the data."""
+        return self._name
+
     def __len__(self) -> int:
         """Return the number of items in one epoch."""
         return self._length

@@ -1,4 +1,4 @@
-"""The numbers formed over a whole step: the gradient norm, its clipping and the mean loss."""
+"""The numbers formed over a whole step: the gradient norm, its clipping and the loss."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.errors import NotFiniteError
 
-__all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "mean_loss", "total_norm"]
+__all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "mean_loss", "step_loss"]
+__all__ += ["total_norm"]
 
 
 class GradientNorms:
@@ -115,10 +117,22 @@ def clip_coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
     return torch.clamp(float(max_norm) / (total_norm + 1e-6), max=1.0)
 
 
+def step_loss(losses: Sequence[float], weights: StepWeights | None) -> float:
+    """Return the loss of a step, or of an evaluation, from those of its micro-batches.
+
+    With `weights` each is a part of it, else it is their mean; in float64, in their order.
+    """
+    return mean_loss(losses) if weights is None else _sum(losses)
+
+
 def mean_loss(losses: Sequence[float]) -> float:
     """Return the mean of the micro-batches' losses, summed in float64 in their order."""
+    return _sum(losses) / len(losses)
+
+
+def _sum(losses: Sequence[float]) -> float:
     # Not `sum`: since Python 3.12 it compensates the rounding, so the bits depend on the version.
     total = 0.0
     for loss in losses:
         total += loss
-    return total / len(losses)
+    return total

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.errors import NotFiniteError, StoppedBySignal
 from swaptrain.execute.clipping import GradientNorms, clip_coefficient, mean_loss, total_norm
 from swaptrain.execute.commits import Commits, Ledger
@@ -44,6 +45,10 @@ class StepState:
     """Of the update."""
     update_norm: Tensor | None = None
     """Global norm of the gradients of the update, when they are clipped."""
+    weights: StepWeights | None = None
+    """How the losses of the micro-batches make the step's; None: their mean."""
+    items: Callable[[int], str] = str
+    """From a micro-batch's number to the items that it holds, in words."""
     clip_norm: float | None = None
     commit: bool = True
     """Whether updates are committed one by one (commit_every 1)."""
@@ -215,11 +220,13 @@ class Executor:
             case Operation.LOAD:
                 operations.load(instruction, slabs, state.load(m))
             case Operation.FORWARD:
-                operations.forward(instruction, slabs, state.step)
+                operations.forward(instruction, slabs, state.step, weights=state.weights)
             case Operation.TURN | Operation.BACKWARD:
-                return operations.backward(instruction, slabs, state.step, sums_stay=sums_stay)
+                return operations.backward(
+                    instruction, slabs, state.step, sums_stay=sums_stay, weights=state.weights
+                )
             case Operation.EVALUATE:
-                return operations.evaluate(instruction, slabs)
+                return operations.evaluate(instruction, slabs, weights=state.weights)
             case Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
             case Operation.KEEP:
@@ -259,6 +266,8 @@ class Executor:
             self._values.forget()
         bad = [str(m + 1) for m in sorted(losses) if not math.isfinite(losses[m])]
         which = f" of micro-batch {', '.join(bad)} of {len(losses)}" if bad else ""
+        if bad:
+            which += f" ({state.items(int(bad[0]) - 1)})"
         found = losses[int(bad[0]) - 1] if bad else math.inf
         raise NotFiniteError(
             f"step {state.step}: the loss{which} is {found}; nothing of this step was kept. If its "

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from swaptrain.config import Config, OptimizerConfig
+from swaptrain.config_models import DataConfig, EvalConfig
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.errors import RunError
 from swaptrain.execute.boundary import Boundary
@@ -36,6 +37,7 @@ from swaptrain.execute.training import Change, Evaluation, Training
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.values import KeptValues
 from swaptrain.execute.watch import Watch
+from swaptrain.execute.weighting.counts import LossWeights
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
@@ -235,7 +237,21 @@ class OpenRun:
             like=data,
             note=self._progress.note,
         )
-        return data, Evaluation(held_out, config.eval.every, config.eval.batches)
+        weights = self._loss_weights(held_out, config.eval, held_out=True)
+        return data, Evaluation(held_out, weights, config.eval.every, config.eval.batches)
+
+    def _loss_weights(
+        self, data: Batches, source: DataConfig | EvalConfig, *, held_out: bool = False
+    ) -> LossWeights:
+        weighting = self._prepared.weighting
+        return LossWeights(
+            data,
+            weighting,
+            self._prepared.plan.captured,
+            self._progress.note,
+            may_differ=weighting.may_differ(source),
+            held_out=held_out,
+        )
 
     def _open_training(
         self,
@@ -296,6 +312,8 @@ class OpenRun:
                 last=keep.last,
                 root=root,
             )
+        if self._prepared.weighting.matters:
+            self._progress.note(str(self._prepared.weighting))
         self._progress.note(self._summary(plan))
         segments = len(plan.captured.model.segments)
         self._progress.start(steps, position.decision.step, segments)
@@ -308,6 +326,7 @@ class OpenRun:
             config=config,
             plan=plan,
             data=data,
+            weights=self._loss_weights(data, config.data),
             evaluation=evaluation,
             executor=Executor(
                 tier,

@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
+from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.execute.ahead import Ahead
 from swaptrain.execute.clipping import GradientNorms
 from swaptrain.execute.device import ComputeDevice
@@ -70,7 +71,14 @@ class Operations:
         for key in instruction.writes:
             copy_into(self._host_view(key, slabs), batch[key.name.removeprefix("batch.")])
 
-    def forward(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
+    def forward(
+        self,
+        instruction: Instruction,
+        slabs: Slabs,
+        step: int,
+        *,
+        weights: StepWeights | None = None,
+    ) -> None:
         """Run a forward; keep the buffers from before it when the segment mutates any."""
         self.device.begin(instruction.segment)
         self._keep_buffers(instruction, slabs)
@@ -78,7 +86,7 @@ class Operations:
         self.ahead.fetch(instruction)
         memory = self._saved(instruction.writes, slabs, read=False)
         outputs = self._runner.forward(
-            instruction.segment, step, instruction.micro_batch, operands, memory
+            instruction.segment, step, instruction.micro_batch, operands, memory, weights
         )
         self._put_saved(instruction, slabs, memory)
         self._put_buffers(instruction, slabs, operands)
@@ -89,15 +97,24 @@ class Operations:
         self.device.begin(instruction.segment)
         return self._runner.measure_saved(instruction.segment, self._operands(instruction, slabs))
 
-    def evaluate(self, instruction: Instruction, slabs: Slabs) -> Tensor | None:
+    def evaluate(
+        self, instruction: Instruction, slabs: Slabs, *, weights: StepWeights | None = None
+    ) -> Tensor | None:
         """Run a forward in evaluation mode; return the loss where the segment makes it."""
         self.device.begin(instruction.segment)
-        outputs = self._runner.evaluate(instruction.segment, self._operands(instruction, slabs))
+        operands = self._operands(instruction, slabs)
+        outputs = self._runner.evaluate(instruction.segment, operands, weights)
         self._store_outputs(instruction, slabs, outputs)
         return outputs.get(self._model.loss)
 
     def backward(
-        self, instruction: Instruction, slabs: Slabs, step: int, *, sums_stay: bool = False
+        self,
+        instruction: Instruction,
+        slabs: Slabs,
+        step: int,
+        *,
+        sums_stay: bool = False,
+        weights: StepWeights | None = None,
     ) -> Tensor | None:
         """Propagate gradients; return the loss where the segment makes it.
 
@@ -143,7 +160,9 @@ class Operations:
             if name in hooks and name not in partial:
                 hooks[name].run_accumulated(operands.parameters[name], sums[name])
 
-        inputs, loss = self._runner.backward(k, step, m, operands, gradients, later, sink, memory)
+        inputs, loss = self._runner.backward(
+            k, step, m, operands, gradients, later, sink, memory, weights
+        )
         for name in missing:  # nothing flowed into it in this micro-batch
             sums[name].zero_()
         for key in () if sums_stay else instruction.touches:

@@ -106,6 +106,7 @@ def plan(config: Config) -> PlanReport:
         repeats=made.repeats,
         idle_steps=idle,
         break_even_tokens=_break_even(config, made, found, state),
+        weighting=str(prepared.weighting) if prepared.weighting.matters else None,
     )
 
 

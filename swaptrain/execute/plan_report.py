@@ -65,5 +65,7 @@ class PlanReport:
     repeats: int
     """Segments whose backward a kill may repeat, as the config says or as was chosen."""
     break_even_tokens: float | None
+    weighting: str | None
+    """What weighs alike in a step; None where that changes nothing."""
     idle_steps: str | None = None
     """What is said of steps whose learning rate is 0; None where there are none."""

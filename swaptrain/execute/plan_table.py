@@ -73,6 +73,8 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
             + (" (as recorded in the run)" if report.resumes else "")
         ),
     )
+    if report.weighting is not None:
+        yield "loss", report.weighting
     yield "base", f"{size(report.base_bytes)}: torch, the graph, the data; beside memory.host"
     yield (
         "memory.host",

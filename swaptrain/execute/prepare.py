@@ -16,6 +16,7 @@ from swaptrain.execute.device import choose_kernels, load_libraries, open_device
 from swaptrain.execute.factory import Factory
 from swaptrain.execute.planning import Plan, Planner
 from swaptrain.execute.update import UpdateRule
+from swaptrain.execute.weighting.choice import LossWeighting, choose_weighting
 from swaptrain.store.files import disk_errors
 from swaptrain.store.root import RootRecord, read_buffers, refuse_tmpfs
 
@@ -54,6 +55,9 @@ class Prepared:
         _check_held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
         self.built: BuiltModel = _built(config, root, self.factory, example, note, draw=draw)
+        self.weighting: LossWeighting = choose_weighting(config, self.built.uncut.losses, example)
+        self.config = self.weighting.config
+        """With what depends on the model written out."""
         self.planner = Planner(
             config,
             self.built,

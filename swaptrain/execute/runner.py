@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from swaptrain.capture.capture import Captured
 from swaptrain.capture.guards.hooks import ParameterHooks
+from swaptrain.capture.losses.weighting import StepWeights, weighted
 from swaptrain.capture.place import place
 from swaptrain.capture.randomness import draws
 from swaptrain.capture.segments import Code
@@ -89,8 +90,11 @@ class Runner:
         micro_batch: int,
         operands: Operands,
         memory: Tensor | None = None,
+        weights: StepWeights | None = None,
     ) -> dict[str, Tensor]:
         """Return the segment's outputs by name. Mutated buffers change in place.
+
+        With `weights` the loss is the micro-batch's part of the step's, else a mean of its own.
 
         Runs in grad mode with the flags of the recomputation, since some kernels differ without
         (LSTM, masked attention). What autograd saves is dropped; given `memory` (uint8, as many
@@ -99,11 +103,11 @@ class Runner:
         self._graphs.pop((segment, micro_batch), None)
         if memory is None:
             with saved_tensors_hooks(_drop, _dropped):
-                results, _ = self._call(segment, step, micro_batch, operands)
+                results, _ = self._call(segment, step, micro_batch, operands, weights)
             return {name: result.detach() for name, result in results.items()}
         saved = self._saved_tensors(segment, operands, memory)
         with saved_tensors_hooks(saved.pack, saved.unpack):
-            results, leaves = self._call(segment, step, micro_batch, operands)
+            results, leaves = self._call(segment, step, micro_batch, operands, weights)
         saved.seal()
         # Before the leaves lose their memory: an output may be an input as it came.
         outputs = {name: result.detach() for name, result in results.items()}
@@ -121,11 +125,13 @@ class Runner:
         self._matches[self._model.segment(segment).isomorphism] = saved.matches
         return saved
 
-    def evaluate(self, segment: int, operands: Operands) -> dict[str, Tensor]:
+    def evaluate(
+        self, segment: int, operands: Operands, weights: StepWeights | None = None
+    ) -> dict[str, Tensor]:
         """Return the segment's outputs in evaluation mode; buffers stay as they are."""
         kept = {name: buffer.clone() for name, buffer in operands.buffers.items()}
         inputs, _ = self._inputs(segment, replace(operands, buffers=kept))
-        with torch.no_grad():
+        with torch.no_grad(), weighted(weights, self._captured.terms[segment - 1]):
             results = self._code(segment).evaluate(*inputs)
         return dict(zip(self._model.segment(segment).outputs, results, strict=True))
 
@@ -139,6 +145,7 @@ class Runner:
         later: Mapping[str, Tensor],
         sink: GradientSink,
         memory: Tensor | None = None,
+        weights: StepWeights | None = None,
     ) -> tuple[dict[str, Tensor | None], Tensor | None]:
         """Propagate gradients through the segment; return those of its input values.
 
@@ -147,11 +154,12 @@ class Runner:
         the sums that later segments made for its inputs: they become extra roots, so that autograd
         adds its own contributions after them, in the order of an uncut backward. The gradient of
         each parameter goes to `sink` as soon as it is complete and is not kept. Also returns the
-        loss when the segment makes it; the loss's root gradient is 1 / M.
+        loss when the segment makes it. The loss's root gradient is 1 / M; with `weights` it is 1,
+        since the loss is the micro-batch's part of the step's then.
         """
         graph = self._graphs.pop((segment, micro_batch), None)
         if graph is None or memory is None or not graph.open(_lasting(operands), memory):
-            graph = self._recompute(segment, step, micro_batch, operands)
+            graph = self._recompute(segment, step, micro_batch, operands, weights)
         spec, leaves = self._model.segment(segment), graph.leaves
 
         def deliver(name: str) -> Callable[[Tensor], None]:
@@ -184,7 +192,8 @@ class Runner:
             if name == self._model.loss:
                 assert loss is not None
                 roots.append(_edge(graph.roots[name]))
-                seeds.append(torch.ones_like(loss) / self._micro_batches)
+                one = torch.ones_like(loss)
+                seeds.append(one / self._micro_batches if weights is None else one)
             elif name in gradients:
                 roots.append(_edge(graph.roots[name]))
                 seeds.append(gradients[name])
@@ -200,18 +209,31 @@ class Runner:
             if self._model.values[name].gradient
         }, loss
 
-    def _recompute(self, segment: int, step: int, micro_batch: int, operands: Operands) -> _Graph:
-        results, leaves = self._call(segment, step, micro_batch, operands)
+    def _recompute(
+        self,
+        segment: int,
+        step: int,
+        micro_batch: int,
+        operands: Operands,
+        weights: StepWeights | None,
+    ) -> _Graph:
+        results, leaves = self._call(segment, step, micro_batch, operands, weights)
         loss = results.get(self._model.loss)
         return _Graph(leaves, results, None if loss is None else loss.detach(), None)
 
     def _call(
-        self, segment: int, step: int, micro_batch: int, operands: Operands
+        self,
+        segment: int,
+        step: int,
+        micro_batch: int,
+        operands: Operands,
+        weights: StepWeights | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Run the code in grad mode; return its outputs and the leaves of autograd, by name."""
         inputs, leaves = self._inputs(segment, operands)
         with (
             draws(self._seed, step, micro_batch, self._captured.random[segment - 1]),
+            weighted(weights, self._captured.terms[segment - 1]),
             torch.enable_grad(),
         ):
             results = self._code(segment).train(*inputs)

@@ -134,6 +134,7 @@ def _train(
             if idle := check_rates(config, done):
                 progress.note(idle)
             prepared = Prepared(config, root, progress.note)
+            config = prepared.config
             if root is not None:
                 _check_choices(run_dir, root, prepared, progress)
             check_memory(config.memory.host, prepared.plan, progress.note)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
-from swaptrain.capture.inputs.casts import cast_as_captured
 from swaptrain.config import Config, OptimizerConfig
 from swaptrain.data.batches import Batches
 from swaptrain.errors import StoppedBySignal
 from swaptrain.execute.boundary import Boundary
-from swaptrain.execute.clipping import mean_loss
+from swaptrain.execute.clipping import step_loss
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.counters import Counters
 from swaptrain.execute.executor import Executor, StepState, global_norm
@@ -25,6 +22,7 @@ from swaptrain.execute.schedule import learning_rate
 from swaptrain.execute.trees import Trees
 from swaptrain.execute.update import UpdateRule
 from swaptrain.execute.values import KeptValues
+from swaptrain.execute.weighting.counts import LossWeights
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile
@@ -44,6 +42,7 @@ class Evaluation:
     """Held-out data and when to look at it."""
 
     data: Batches
+    weights: LossWeights
     every: int
     batches: int
 
@@ -66,6 +65,8 @@ class Training:
     config: Config
     plan: Plan
     data: Batches
+    weights: LossWeights
+    """Reads the data, and weights the losses of its steps."""
     evaluation: Evaluation | None
     executor: Executor
     commits: Commits
@@ -149,7 +150,7 @@ class Training:
         step_s = time.perf_counter() - begun
         row = StepMetrics(
             step=step,
-            loss=mean_loss(losses),
+            loss=step_loss(losses, state.weights),
             lr=self._lr(step),
             grad_norm=float(norm),
             tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
@@ -176,6 +177,7 @@ class Training:
         self.boundary.begin(step)
         program = self._program(step, top)
         self._running = state = self._state(step)
+        state.weights = self.weights.of_step(step)
         if top is not None:
             state.ledger = self._ledger
         self.executor.run(program, state, self._following(step))
@@ -230,7 +232,8 @@ class Training:
         pending = bool(self._pending)
         return StepState(
             step=step,
-            load=lambda m: self._batch(self.data, step, m),
+            load=lambda m: self.weights.batch(step, m),
+            items=lambda m: self.weights.items(step, m),
             update_step=update_step,
             lr=self._lr(update_step) if update_step else 0.0,
             update_norm=global_norm(self._ledger, list(self.plan.captured.model.parameters))
@@ -315,7 +318,7 @@ class Training:
             norm = global_norm(self.position.finished, list(self.plan.captured.model.parameters))
             row = StepMetrics(
                 step=done,
-                loss=mean_loss(losses),
+                loss=step_loss(losses, self.weights.of_step(done)),
                 lr=self._lr(done),
                 grad_norm=float(norm),
                 tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
@@ -332,22 +335,19 @@ class Training:
         if evaluation is None or step % evaluation.every:
             return None
         self._flush(step)
-        data, batches = evaluation.data, evaluation.batches
-        program = self.plan.builder.evaluation(batches)
+        weights, program = evaluation.weights, self.plan.builder.evaluation(evaluation.batches)
         state = StepState(
             step=step,
-            load=lambda m: self._batch(data, 1, m),
+            load=lambda m: weights.batch(1, m),
             update_step=step,
             lr=0.0,
+            weights=weights.of_step(1),
         )
         self.executor.run(program, state, self._following(step))
-        return mean_loss(state.ledger.in_order())
+        return step_loss(state.ledger.in_order(), state.weights)
 
     def _following(self, step: int) -> Program:
         return self.plan.step if step < self.config.train.steps else ()
-
-    def _batch(self, data: Batches, step: int, m: int) -> Mapping[str, Tensor]:
-        return cast_as_captured(data.batch(step, m), self.plan.captured.model)
 
     def _lr(self, step: int) -> float:
         optimizer = self.config.optimizer

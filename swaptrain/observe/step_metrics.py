@@ -21,7 +21,7 @@ class StepMetrics:
     step: int
     """From 1."""
     loss: float
-    """Mean of the micro-batches' losses."""
+    """Mean of the micro-batches' losses, or of the step's trained tokens."""
     lr: float
     """Learning rate of this step's update."""
     grad_norm: float | None = None

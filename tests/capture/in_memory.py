@@ -14,6 +14,7 @@ from swaptrain.capture.costs import graph_costs
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.initialise import construct
+from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.program.instructions import Kind, ObjectKey, Operation
@@ -106,11 +107,16 @@ def eager_step(factory: Factory, batches: Batches) -> StepResult:
     return StepResult(losses, gradients, dict(model.named_buffers()))
 
 
-def segment_step(captured: Captured, factory: Factory, batches: Batches) -> StepResult:
-    """Run the same by the program of a step; the weights are those of the plain constructor."""
+def segment_step(
+    captured: Captured, factory: Factory, batches: Batches, loss: StepWeights | None = None
+) -> StepResult:
+    """Run the same by the program of a step; the weights are those of the plain constructor.
+
+    `loss` says how the losses of the micro-batches are weighted.
+    """
     torch.manual_seed(0)
     weights = {name: p.detach() for name, p in factory().named_parameters()}
-    return _Step(captured, weights, batches).run()
+    return _Step(captured, weights, batches, loss).run()
 
 
 def stored(tensor: Tensor, stride: Sequence[int]) -> Tensor:
@@ -123,7 +129,14 @@ def stored(tensor: Tensor, stride: Sequence[int]) -> Tensor:
 class _Step:
     """One step's objects, by key, as the tier would hold them."""
 
-    def __init__(self, captured: Captured, weights: Mapping[str, Tensor], batches: Batches) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        weights: Mapping[str, Tensor],
+        batches: Batches,
+        loss: StepWeights | None,
+    ) -> None:
+        self.loss = loss
         self.model, self.weights, self.batches = captured.model, weights, batches
         self.runner = Runner(captured, seed=0, micro_batches=len(batches))
         self.buffers = {name: tensor.clone() for name, tensor in captured.buffers.items()}
@@ -145,7 +158,7 @@ class _Step:
                 case Operation.FORWARD:
                     self.before[k, micro_batch] = self.copied_buffers(k)
                     operands = self.operands(k, micro_batch, self.buffers)
-                    outputs = self.runner.forward(k, 1, micro_batch, operands)
+                    outputs = self.runner.forward(k, 1, micro_batch, operands, None, self.loss)
                     for name, tensor in outputs.items():
                         self.values[name, micro_batch] = stored(tensor, tensor.stride())
                 case Operation.TURN | Operation.BACKWARD:
@@ -179,7 +192,9 @@ class _Step:
                 hooks.run_accumulated(self.weights[name], self.sums[name])
 
         operands = self.operands(k, micro_batch, buffers)
-        inputs, loss = self.runner.backward(k, 1, micro_batch, operands, gradients, later, sink)
+        inputs, loss = self.runner.backward(
+            k, 1, micro_batch, operands, gradients, later, sink, None, self.loss
+        )
         for name, gradient in inputs.items():
             if gradient is None:
                 gradient = torch.zeros_like(self.values[name, micro_batch])

@@ -105,6 +105,7 @@ def reference(config: Config) -> ReferenceResult:
         arguments=optimizer.arguments,
         schedule=optimizer.schedule,
         clip_norm=optimizer.clip_norm,
+        loss_weighting=config.train.loss_weighting,
     )
 
 

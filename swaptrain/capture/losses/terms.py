@@ -1,0 +1,336 @@
+"""Finds the terms of a captured loss, and which of them are means over trained tokens.
+
+From the loss down, as far as operations are linear in it: sums, products with what no batch
+changes, casts and views. What is found below is a term. A cross entropy whose targets depend on
+the batch alone, and a sum of cross entropies divided by a count of the batch, are counted terms.
+The others (auxiliary losses, penalties) are not. Where a cross entropy is hidden in one of these,
+the loss is not additive in it, and tokens cannot be weighted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from swaptrain.capture.losses.counting import Counter, Target, batch_alone, counter, needed
+from swaptrain.capture.trace import Trace, is_random, resolve_attribute
+
+__all__ = ["LossTerms", "loss_terms"]
+
+_aten = torch.ops.aten
+_NONE, _MEAN, _SUM = 0, 1, 2
+"""torch's numbers of the reductions."""
+_ENTROPIES = (_aten.cross_entropy_loss.default, _aten.nll_loss_nd.default, _aten.nll_loss.default)
+_OTHER_ENTROPIES = (
+    _aten.binary_cross_entropy_with_logits.default,
+    _aten.binary_cross_entropy.default,
+)
+_SAME = {
+    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default),
+    *(_aten.view.default, _aten.reshape.default, _aten.alias.default, _aten.clone.default),
+    *(_aten.contiguous.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.unsqueeze.default),
+    *(_aten.neg.default, _aten.sum.default, _aten.sum.dim_IntList, _aten.nan_to_num.default),
+    *(_aten.mean.default, _aten.mean.dim, _aten.flatten.using_ints, _aten.select.int),
+}
+"""Linear in their first argument, without another."""
+_SCALED = {
+    _aten.mul.Tensor,
+    _aten.mul.Scalar,
+    _aten.div.Tensor,
+    _aten.div.Scalar,
+    _aten.dot.default,
+}
+_ADDED = {_aten.add.Tensor, _aten.add.Scalar, _aten.sub.Tensor, _aten.sub.Scalar, _aten.rsub.Scalar}
+_JOINED = {_aten.stack.default, _aten.cat.default}
+_SUMS = {
+    *(_aten.sum.default, _aten.sum.dim_IntList, _aten.dot.default, _aten.einsum.default),
+    *(_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList),
+}
+_MEANS = {_aten.mean.default, _aten.mean.dim}
+_COUNT_CHAIN = {
+    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default),
+    *(_aten.clamp.default, _aten.clamp_min.default, _aten.maximum.default, _aten.add.Tensor),
+    *(_aten.view.default, _aten.reshape.default, _aten.alias.default, _aten.detach.default),
+    *(_aten.squeeze.default, _aten.clone.default),
+}
+"""What may lie between a count and the division by it; all but the count are numbers."""
+_PICKS = (_aten.gather.default, _aten.take_along_dim.default)
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The terms of a loss as marks on the nodes of its graph, by which segments are rewritten."""
+
+    entropies: Mapping[fx.Node, int] = field(default_factory=dict)
+    """Cross entropies that are means, and the number of their term."""
+    quotients: Mapping[fx.Node, int] = field(default_factory=dict)
+    """Divisions of a sum of cross entropies by a count."""
+    shared: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    """By a node that adds: those of its arguments that are terms which count nothing."""
+    counter: Counter | None = None
+    """None where tokens cannot be weighted."""
+    reason: str = ""
+    """Why they cannot."""
+
+
+def loss_terms(captured: fx.GraphModule, trace: Trace, keys: Sequence[str]) -> LossTerms:
+    """Return the terms of the loss of a captured graph.
+
+    `keys` are those of the batch in the order of the graph's placeholders.
+    """
+    output = next(node for node in captured.graph.nodes if node.op == "output")
+    walk = _Walk(captured, trace)
+    reason = walk.descend(output.all_input_nodes[0])
+    if not reason and not walk.targets:
+        reason = "it has no cross entropy that is a mean over the labels of a batch"
+    if reason:
+        return LossTerms(reason=reason)
+    return LossTerms(
+        entropies=walk.entropies,
+        quotients=walk.quotients,
+        shared={user: frozenset(children) for user, children in walk.shared.items()},
+        counter=counter(captured, trace, keys, walk.targets),
+    )
+
+
+class _Walk:
+    """Goes down from the loss and collects its terms."""
+
+    def __init__(self, captured: fx.GraphModule, trace: Trace) -> None:
+        self._captured, self._trace = captured, trace
+        self._alone = batch_alone(captured, trace)
+        self._fixed = _fixed(captured, trace)
+        self.targets: list[Target] = []
+        self.entropies: dict[fx.Node, int] = {}
+        self.quotients: dict[fx.Node, int] = {}
+        self.shared: dict[fx.Node, set[fx.Node]] = {}
+
+    def descend(self, loss: fx.Node) -> str:
+        """Collect the terms; return why tokens cannot be weighted, or nothing."""
+        inside: set[fx.Node] = set()
+        leaves: set[fx.Node] = set()
+        waiting = [loss]
+        while waiting:
+            node = waiting.pop()
+            if node in inside or node in leaves:
+                continue
+            children = () if self._is_term(node) else tuple(self._linear(node))
+            if not children and not self._is_term(node):
+                leaves.add(node)
+                continue
+            inside.add(node)
+            waiting.extend(children)
+        for node in self._trace.facts:
+            if node in inside and self._is_term(node):
+                self._add(node)
+        if not self.targets:
+            return self._why_none(leaves)
+        counted = self._above_terms(inside)
+        for node in counted:
+            if node is not loss and any(user not in counted for user in node.users):
+                return f"its part {node.name} is read by more than a sum of terms"
+        for leaf in (inside | leaves) - counted:
+            if hidden := self._hidden(leaf):
+                return hidden
+        for node in counted - self._terms():
+            shared = {child for child in self._linear(node) if child not in counted}
+            if shared or self._adds_number(node):
+                self.shared[node] = shared
+        return ""
+
+    def _terms(self) -> set[fx.Node]:
+        return {*self.entropies, *self.quotients}
+
+    def _above_terms(self, inside: set[fx.Node]) -> set[fx.Node]:
+        """Return the terms and the linear nodes that have one below them."""
+        counted: set[fx.Node] = set()
+        waiting = list(self._terms())
+        while waiting:
+            node = waiting.pop()
+            if node in inside and node not in counted:
+                counted.add(node)
+                waiting.extend(node.users)
+        return counted
+
+    def _add(self, node: fx.Node) -> None:
+        number = len(self.targets)
+        if node.target in _ENTROPIES:
+            given = arguments(node)
+            weight = given["weight"]
+            self.targets.append(
+                Target(given["target"], ignore_index=given["ignore_index"], weight=weight)
+            )
+            self.entropies[node] = number
+        else:
+            count = self._count_of(node.args[1])
+            assert count is not None, "a term has one"
+            self.targets.append(Target(count, ignore_index=None))
+            self.quotients[node] = number
+
+    def _is_term(self, node: fx.Node) -> bool:
+        return self._is_mean_entropy(node) or self._is_quotient(node)
+
+    def _is_mean_entropy(self, node: fx.Node) -> bool:
+        if not _picks_classes(node):
+            return False
+        given = arguments(node)
+        weight = given["weight"]
+        return (
+            given["reduction"] == _MEAN
+            and self._is_countable(given["target"])
+            and (weight is None or self._is_countable(weight))
+        )
+
+    def _is_countable(self, node: Any) -> bool:
+        return isinstance(node, fx.Node) and needed(self._trace, [node]) <= self._alone
+
+    def _is_quotient(self, node: fx.Node) -> bool:
+        """Whether it divides a sum of cross entropies by a count, as hand-written means do."""
+        if node.target is not _aten.div.Tensor or len(node.args) < 2:
+            return False
+        above, below = node.args
+        if not isinstance(above, fx.Node) or not isinstance(below, fx.Node):
+            return False
+        count = self._count_of(below)
+        if count is None or not self._is_countable(count):
+            return False
+        return self._is_sum(above, _MEANS if count.target in _MEANS else _SUMS) and any(
+            _is_entropy(n) or self._picks_targets(n) for n in _ancestors([above])
+        )
+
+    def _count_of(self, node: Any) -> fx.Node | None:
+        """Return the sum over the batch that a denominator is, behind casts and clamps."""
+        while isinstance(node, fx.Node) and node in self._alone and self._numel(node) == 1:
+            if node.target in _SUMS | _MEANS:
+                return node if node not in self._fixed else None
+            others = [a for a in node.all_input_nodes[1:] if a not in self._fixed]
+            if node.target not in _COUNT_CHAIN or others or not node.args:
+                return None
+            node = node.args[0]
+        return None
+
+    def _is_sum(self, node: Any, kinds: set[Any]) -> bool:
+        """Whether a numerator, [], is a sum of the kind that its count is."""
+        if not isinstance(node, fx.Node) or self._numel(node) != 1:
+            return False
+        if node.target in kinds:
+            return True
+        if _is_entropy(node):
+            return kinds is _SUMS and arguments(node)["reduction"] == _SUM
+        children = tuple(self._linear(node)) if node.target not in _SUMS | _MEANS else ()
+        return bool(children) and all(self._is_sum(child, kinds) for child in children)
+
+    def _picks_targets(self, node: fx.Node) -> bool:
+        """Whether it takes the logarithms of the targets' probabilities, by an index."""
+        if node.op != "call_function" or node.target not in _PICKS:
+            return False
+        index = arguments(node)["index" if node.target is _PICKS[0] else "indices"]
+        return isinstance(index, fx.Node) and index in self._alone and index not in self._fixed
+
+    def _numel(self, node: fx.Node) -> int:
+        facts = self._trace.facts.get(node)
+        return facts.tensors[0].numel() if facts is not None and len(facts.tensors) == 1 else 0
+
+    def _linear(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the arguments that a node is linear in, where it is and others are fixed."""
+        if node.op != "call_function" or not node.args:
+            return
+        first, rest = node.args[0], list(node.args[1:])
+        nodes = [a for a in node.args if isinstance(a, fx.Node)]
+        if node.target in _SAME and isinstance(first, fx.Node):
+            yield first
+        elif node.target in _ADDED:
+            yield from dict.fromkeys(nodes)
+        elif node.target in _JOINED:
+            yield from dict.fromkeys(node.all_input_nodes)
+        elif (
+            node.target is _aten.where.self
+            and nodes[0] in self._alone
+            and nodes[0] not in nodes[1:]
+        ):
+            yield from dict.fromkeys(nodes[1:])
+        elif node.target in _SCALED and isinstance(first, fx.Node):
+            if all(not isinstance(a, fx.Node) or a in self._fixed for a in rest):
+                yield first
+            elif "div" not in str(node.target) and first in self._fixed:
+                yield from nodes[1:]
+
+    def _adds_number(self, node: fx.Node) -> bool:
+        return node.target in _ADDED and any(
+            isinstance(a, int | float) and a for a in node.args[1:2]
+        )
+
+    def _why_none(self, leaves: set[fx.Node]) -> str:
+        for leaf in leaves:
+            if hidden := self._hidden(leaf):
+                return hidden
+        return ""
+
+    def _hidden(self, leaf: fx.Node) -> str:
+        """Say why a cross entropy inside of a term that counts nothing cannot be weighted."""
+        inner = _ancestors([leaf])
+        for node in inner:
+            if _picks_classes(node) and arguments(node)["reduction"] == _MEAN:
+                if not self._is_countable(arguments(node)["target"]):
+                    return "the targets of its cross entropy do not come of the batch alone"
+                return "its cross entropy enters it otherwise than as a term of a sum"
+        if any(_is_entropy(n) or self._picks_targets(n) for n in inner):
+            for node in inner:
+                below = node.args[1] if len(node.args) > 1 else None
+                if "div" in str(node.target) and below in self._alone - self._fixed:
+                    return "it divides its cross entropies by counts in a way that is not known"
+        return ""
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return all arguments of an operation by their names in its schema."""
+    target: Any = node.target
+    given = {argument.name: argument.default_value for argument in target._schema.arguments}
+    given.update(zip(given, node.args, strict=False))
+    return given | node.kwargs
+
+
+def _picks_classes(node: fx.Node) -> bool:
+    """Whether it is a cross entropy of class numbers, not of probabilities."""
+    if node.op != "call_function" or node.target not in _ENTROPIES:
+        return False
+    value = arguments(node)["target"].meta.get("val")
+    return not (isinstance(value, torch.Tensor) and value.is_floating_point())
+
+
+def _is_entropy(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in (*_ENTROPIES, *_OTHER_ENTROPIES)
+
+
+def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return the nodes and all that they come of."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _fixed(captured: fx.GraphModule, trace: Trace) -> set[fx.Node]:
+    """Return the nodes that are the same for all micro-batches of a step: no batch, no draws."""
+    written: set[int] = set().union(*(facts.written for facts in trace.facts.values()))
+    fixed: set[fx.Node] = set()
+    for node in captured.graph.nodes:
+        if node.op == "get_attr":
+            value = resolve_attribute(captured, str(node.target))
+            if isinstance(value, torch.Tensor) and not trace.facts[node].touched & written:
+                fixed.add(node)
+        elif (
+            node.op == "call_function"
+            and not is_random(node)
+            and all(argument in fixed for argument in node.all_input_nodes)
+        ):
+            fixed.add(node)
+    return fixed
