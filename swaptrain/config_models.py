@@ -40,6 +40,7 @@ __all__ += [
 ]
 __all__ += ["TrainConfig"]
 
+TokenDtype = Literal["uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 _PAGE_BYTES = 4096
 _SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
 """What is written with a unit."""
@@ -106,7 +107,11 @@ class DataConfig(Section):
     are followed, though not into one that is on the path already, and each file counts once,
     whatever names lead to it. Line ends stay as they are."""
     tokens: Files | None = None
-    """Files of token ids: `.bin` (uint16), `.npy`, or a zarr array."""
+    """Files of token ids: `.bin` (raw, see `token_dtype`), `.npy`, or a zarr array."""
+    token_dtype: TokenDtype | None = None
+    """What the little-endian numbers of `.bin` files are. null: what a header of llm.c or the
+    `.idx` of Megatron-LM beside the file says, else uint16. That is refused where the model has
+    more than 65,536 words, and where the numbers look like wider or big-endian ones."""
     python: Entry | None = None
     """`package.module:function`, returning a map-style dataset of dicts of tensors, which are
     collated by stacking. An item may draw from the global generators of torch, numpy and Python:
@@ -235,6 +240,8 @@ class EvalConfig(Section):
     """Globs of held-out text files, read with the tokenizer and lengths of `data`, in order."""
     tokens: Files | None = None
     """Files of held-out token ids."""
+    token_dtype: TokenDtype | None = None
+    """As `data.token_dtype`, whose value is taken where this is null."""
     python: Entry | None = None
     """`package.module:function`, returning a dataset as in `data.python`."""
     kwargs: dict[str, Any] = {}

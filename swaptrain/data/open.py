@@ -13,15 +13,16 @@ from swaptrain.data.record import RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings, SourceSettings
 from swaptrain.data.sources import (
     Source,
+    first_unknown_id,
     fitting_tokenizer,
     open_python,
     open_text,
     open_tokens,
     text_files,
     token_files,
-    unknown_id,
 )
 from swaptrain.data.text import document_tokens, too_short
+from swaptrain.data.token_files import Joined, scan
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.units import format_size
 
@@ -125,11 +126,13 @@ def open_example(
         first = np.array(few, dtype=np.int64)
     else:
         key = f"{section}.tokens"
-        files, joined = token_files(source.tokens or (), length, key)
+        files, held = token_files(source, config, section, model_vocabulary)
+        joined = Joined(held)
         first = joined.read(0, min(shape[0] * shape[1], len(joined)))
         if model_vocabulary is not None and first.max() >= model_vocabulary:
-            where = f"{key}: {files[0].path}" + (" or one after it" if files[1:] else "")
-            raise unknown_id(where, int(first.max()), model_vocabulary)
+            for file, its_ids in zip(files, held, strict=True):
+                if max(map(np.max, scan(its_ids))) >= model_vocabulary:
+                    raise first_unknown_id(f"{key}: {file.path}", its_ids, model_vocabulary)
     ids = torch.tensor(np.resize(first, shape))
     return {"input_ids": ids, "labels": ids.clone()}
 
@@ -146,7 +149,7 @@ def _open(
     if source.text is not None:
         return open_text(source.text, config, section, run_record, model_vocabulary, note)
     if source.tokens is not None:
-        return open_tokens(source.tokens, config, section, run_record, model_vocabulary, note)
+        return open_tokens(source, config, section, run_record, model_vocabulary, note)
     if source.python is not None:
         opened = open_python(source.python, source, section)
         run_record.check(opened.record)

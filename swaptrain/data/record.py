@@ -21,7 +21,10 @@ _MOST_BYTES = 2**30
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The digest of the data, that of the tokenizer alone, and the files in their order."""
+    """The digest of the data, that of the tokenizer alone, and the files in their order.
+
+    For files of ids the second one says how raw ids are stored, where that is not uint16.
+    """
 
     digest: str
     tokenizer_digest: str = ""
@@ -45,6 +48,11 @@ class RunRecord:
         return {file.path: file for file in self._earlier.files} if self._earlier else {}
 
     @property
+    def tokenizer_digest(self) -> str:
+        """Of the recorded data; empty where there is none."""
+        return self._earlier.tokenizer_digest if self._earlier else ""
+
+    @property
     def is_there(self) -> bool:
         """Whether there is a record that can be read."""
         return self._earlier is not None
@@ -56,7 +64,8 @@ class RunRecord:
             return
         lines = changed_files(earlier.files, data.files)
         if earlier.tokenizer_digest != data.tokenizer_digest:
-            lines.insert(0, "the tokenizer has changed")
+            raw = any(file.largest_id >= 0 for file in data.files)
+            lines.insert(0, f"{'data.token_dtype' if raw else 'the tokenizer'} has changed")
         if not lines and data.files:
             lines.append("the order of the files has changed")
         if not lines:

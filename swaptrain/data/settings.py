@@ -21,6 +21,10 @@ class SourceSettings(Protocol):
         """Files or zarr arrays of token ids."""
 
     @property
+    def token_dtype(self) -> str | None:
+        """What the numbers of `.bin` files are; None: found out, or as `data` says."""
+
+    @property
     def python(self) -> str | None:
         """`package.module:function` that returns a map-style dataset."""
 

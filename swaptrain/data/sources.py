@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from swaptrain.data.batches import Batches, Dataset
@@ -18,20 +19,20 @@ from swaptrain.data.record import DataRecord, RunRecord
 from swaptrain.data.seeded import check_repeatable
 from swaptrain.data.settings import DataSettings, SourceSettings
 from swaptrain.data.text import tokenised, too_short
-from swaptrain.data.token_files import Joined, open_token_file, scan
+from swaptrain.data.token_files import FlatFile, Joined, TokenSource, open_token_file, scan
 from swaptrain.data.tokenizer import Tokenizer, open_tokenizer
 from swaptrain.errors import ConfigError
 from swaptrain.units import format_size
 
 __all__ = [
     "Source",
+    "first_unknown_id",
     "fitting_tokenizer",
     "open_python",
     "open_text",
     "open_tokens",
     "text_files",
     "token_files",
-    "unknown_id",
 ]
 
 _LONG_READ_BYTES = 2**30
@@ -113,7 +114,7 @@ def open_text(
 
 
 def open_tokens(
-    names: Sequence[str | Path],
+    source: SourceSettings,
     config: DataSettings,
     section: str,
     run_record: RunRecord,
@@ -122,25 +123,48 @@ def open_tokens(
 ) -> Source:
     """Open files of ids in place, reading all of them the first time; raises ConfigError."""
     key = f"{section}.tokens"
-    found, joined = token_files(names, config.sequence_length, key)
-    if any(file.path not in run_record.known for file in found):
+    found, opened = token_files(source, config, section, model_vocabulary, note)
+    joined = Joined(opened)
+    forms = _forms(opened)
+    known = run_record.known if run_record.tokenizer_digest == forms else {}
+    if any(file.path not in known for file in found):
         note(f"reading {len(joined):,} tokens once, to check them")
-    files = [_with_largest_id(file, key) for file in hash_files(found, run_record.known, key=key)]
-    for file in files:
+    files = hash_files(found, known, key=key)
+    files = [_with_largest_id(f, ids, key) for f, ids in zip(files, opened, strict=True)]
+    for file, ids in zip(files, opened, strict=True):
         if model_vocabulary is not None and file.largest_id >= model_vocabulary:
-            raise unknown_id(f"{key}: {file.path}", file.largest_id, model_vocabulary)
-    record = DataRecord(corpus_digest(files, ""), files=tuple(files))
+            raise first_unknown_id(f"{key}: {file.path}", ids, model_vocabulary)
+    record = DataRecord(corpus_digest(files, forms), forms, files=tuple(files))
     run_record.check(record)
     packed = PackedTokens(joined, config.sequence_length)
     return Source(packed, key, record, config.sequence_length, packed.expect)
 
 
-def unknown_id(where: str, found: int, model_vocabulary: int) -> ConfigError:
-    """Return the refusal of data with an id that the model does not have."""
+def _forms(opened: Sequence[TokenSource]) -> str:
+    """Return how the ids of raw files are stored; empty where all are of uint16."""
+    forms = [ids.form if isinstance(ids, FlatFile) else "" for ids in opened]
+    return ", ".join(forms) if any(forms) else ""
+
+
+def first_unknown_id(where: str, ids: TokenSource, model_vocabulary: int) -> ConfigError:
+    """Return the refusal of a file of ids, with the place of the first that the model has not."""
+    place = 0
+    for piece in scan(ids):
+        beyond = np.flatnonzero(piece >= model_vocabulary)
+        if beyond.size:
+            hint = ids.hint(model_vocabulary) if isinstance(ids, FlatFile) else ""
+            place += int(beyond[0])
+            return unknown_id(where, int(piece[beyond[0]]), model_vocabulary, place, hint)
+        place += len(piece)
+    raise AssertionError("a file without such an id is not refused")
+
+
+def unknown_id(where: str, found: int, model_vocabulary: int, place: int, hint: str) -> ConfigError:
+    """Return the refusal of data whose token `place` (from 0) the model does not have."""
     return ConfigError(
-        f"{where} has the id {found}, the model's vocabulary has {model_vocabulary} (0 to"
-        f" {model_vocabulary - 1}): take the tokenizer of this model, or a model with a larger"
-        " vocabulary"
+        f"{where} has the id {found}, its token {place:,}, the model's vocabulary has "
+        f"{model_vocabulary} (0 to {model_vocabulary - 1}){hint}: take the tokenizer of "
+        "this model, or a model with a larger vocabulary"
     )
 
 
@@ -186,22 +210,40 @@ def text_files(
 
 
 def token_files(
-    names: Sequence[str | Path], sequence_length: int, key: str
-) -> tuple[list[CorpusFile], Joined]:
+    source: SourceSettings,
+    config: DataSettings,
+    section: str,
+    model_vocabulary: int | None,
+    note: Callable[[str], None] = lambda _: None,
+) -> tuple[list[CorpusFile], list[TokenSource]]:
     """Open the files of ids in the given order; raises ConfigError if they hold too few."""
-    files = find_files(names, key=key, directories=True)
-    joined = Joined([open_token_file(file.path, key=key) for file in files])
-    if len(joined) < sequence_length:
-        raise too_short(key, len(joined), sequence_length)
-    return files, joined
+    key, needed = f"{section}.tokens", config.sequence_length
+    files = find_files(source.tokens or (), key=key, directories=True, note=note)
+    dtype = source.token_dtype or config.token_dtype
+    opened = [
+        open_token_file(file.path, key=key, token_dtype=dtype, vocabulary=model_vocabulary)
+        for file in files
+    ]
+    for file, ids in zip(files, opened, strict=True):
+        if not len(ids):
+            raise ConfigError(f"{key}: {file.path} holds no tokens: take it out of the list")
+    tokens = sum(map(len, opened))
+    if tokens < needed:
+        raise too_short(key, tokens, needed)
+    return files, opened
 
 
-def _with_largest_id(file: CorpusFile, key: str) -> CorpusFile:
+def _with_largest_id(file: CorpusFile, ids: TokenSource, key: str) -> CorpusFile:
     if file.largest_id >= 0:
         return file
-    largest_id = -1
-    for ids in scan(open_token_file(file.path, key=key)):
-        if ids.min() < 0:
-            raise ConfigError(f"{key}: {file.path} has the id {ids.min()}: ids are 0 or more")
-        largest_id = max(largest_id, int(ids.max()))
+    largest_id, place = -1, 0
+    for piece in scan(ids):
+        if piece.min() < 0:
+            first = int(np.flatnonzero(piece < 0)[0])
+            raise ConfigError(
+                f"{key}: {file.path} has the id {piece[first]} as its token {place + first:,}: ids "
+                "are 0 or more, and less than 2^63"
+            )
+        largest_id = max(largest_id, int(piece.max()))
+        place += len(piece)
     return replace(file, largest_id=largest_id)

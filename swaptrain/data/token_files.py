@@ -1,4 +1,4 @@
-"""Files of token ids as users have them: raw uint16, NumPy, zarr; read in place, not copied."""
+"""Files of token ids as users have them: raw, NumPy, zarr; read in place, not copied."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
+from swaptrain.data.bin_files import BinForm, bin_form, likely_forms
 from swaptrain.data.token_array import Array, expect_at, read_at
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.strict_json import read_json
@@ -45,6 +46,20 @@ class FlatFile:
     def __init__(self, path: Path, dtype: np.dtype[Any], offset_bytes: int, length: int) -> None:
         self._path, self._dtype = path, dtype
         self._offset_bytes, self._length = offset_bytes, length
+
+    @property
+    def form(self) -> str:
+        """What the digest of raw ids takes in; empty for uint16 from the first byte on."""
+        name = f"{self._dtype.name} at {self._offset_bytes}"
+        return "" if name == "uint16 at 0" or self._path.suffix != ".bin" else name
+
+    def hint(self, vocabulary: int) -> str:
+        """Return what raw ids beyond a vocabulary may be instead."""
+        if self._path.suffix != ".bin":
+            return ""
+        return likely_forms(
+            self._path, BinForm(self._dtype, self._offset_bytes, self._length), vocabulary
+        )
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -114,34 +129,41 @@ class Joined:
             start, number = until, number + 1
 
 
-def open_token_file(name: str, *, key: str) -> TokenSource:
-    """Open a .bin (raw little-endian uint16), a .npy (1-D integers) or a zarr array (1-D integers).
+def open_token_file(
+    name: str, *, key: str, token_dtype: str | None = None, vocabulary: int | None = None
+) -> TokenSource:
+    """Open a .bin (raw little-endian ids), a .npy (1-D integers) or a zarr array (1-D integers).
 
-    Raises ConfigError for anything else.
+    `token_dtype` and the model's `vocabulary` help to tell what a .bin holds. Raises ConfigError
+    for anything else.
     """
     path = Path(name)
     try:
         if path.is_dir():
             return _open_zarr(path, key)
         if path.suffix == ".npy":
-            # Only the header is wanted: nothing of the mapping is touched.
-            mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-            _check(path, key, mapped.shape, mapped.dtype)
-            return FlatFile(path, mapped.dtype, mapped.offset, len(mapped))
-        size_bytes = os.stat(path).st_size
+            return _open_npy(path, key)
+        if path.suffix == ".bin":
+            form = bin_form(path, key, token_dtype, vocabulary)
+            return FlatFile(path, form.dtype, form.offset_bytes, form.length)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
-    if path.suffix != ".bin":
+    raise ConfigError(
+        f"{key}: {path} is neither .bin (raw ids), .npy nor a zarr array: for text use data.text"
+    )
+
+
+def _open_npy(path: Path, key: str) -> FlatFile:
+    # Only the header is wanted: nothing of the mapping is touched.
+    mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    _check(path, key, mapped.shape, mapped.dtype)
+    size_bytes, said_bytes = os.stat(path).st_size, mapped.offset + mapped.nbytes
+    if size_bytes != said_bytes:
         raise ConfigError(
-            f"{key}: {path} is neither .bin (raw uint16), .npy nor a zarr array: for text use"
-            " data.text"
+            f"{key}: {path} has a header that says {len(mapped):,} ids, and {size_bytes:,} bytes "
+            f"where these take {said_bytes:,}: write it again"
         )
-    if size_bytes % 2:
-        raise ConfigError(
-            f"{key}: {path} has {size_bytes} bytes, which is not a whole number of uint16: save"
-            " wider ids as .npy"
-        )
-    return FlatFile(path, np.dtype("<u2"), 0, size_bytes // 2)
+    return FlatFile(path, mapped.dtype, mapped.offset, len(mapped))
 
 
 def _open_zarr(path: Path, key: str) -> ZarrFile:
@@ -158,6 +180,13 @@ def _open_zarr(path: Path, key: str) -> ZarrFile:
         raise ConfigError(
             f"{key}: the chunks of {path} have {chunk_bytes / 2**20:.0f} MiB, and each read holds"
             f" one in memory: write it with chunks of {_LARGEST_CHUNK_BYTES // 2**20} MiB at most"
+        )
+    missing = array.nchunks - array.nchunks_initialized
+    if missing > 0:
+        raise ConfigError(
+            f"{key}: {path} lacks {missing:,} of its {array.nchunks:,} chunks, which would be "
+            f"read as {array.fill_value}: write it to its end, with "
+            "zarr's write_empty_chunks"
         )
     return ZarrFile(path, array)
 
