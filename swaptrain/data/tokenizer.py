@@ -161,18 +161,27 @@ def _plain_text(
     """Return a tokenizer that reads special tokens as text, and the ids that it never gives."""
     tree = json.loads(file.read_bytes())
     configs = [_read(directory / name) for name in _FILES[1:] if (directory / name).is_file()]
-    names = (special_names(tree, configs) | {end}) & ids.keys()
+    names = ((special_names(tree, configs) | {end}) & ids.keys()) - _ordinary(tree, ids, end)
     changed, renamed = hidden(tree, names)
     backend = _backend(file, json.dumps(changed))
     backend.encode_special_tokens = True
     expected = {renamed.get(name, name): number for name, number in ids.items()}
-    if backend.get_vocab(with_added_tokens=True) != expected:
+    if backend.get_vocab(with_added_tokens=True) != expected or any(len(n) == 1 for n in names):
         raise ConfigError(
             f"data.tokenizer: {file} has special tokens that cannot be told from text: set "
             "data.parse_special: true, which reads them as tokens wherever they stand"
         )
     never = [ids[name] for name in names if name != unknown_token(tree)]
     return backend, np.array(never, dtype=np.int64)
+
+
+def _ordinary(tree: dict[str, Any], ids: dict[str, int], end: str) -> set[str]:
+    """Return words and signs that a config takes for padding or the like, such as `!`.
+
+    Only a tokenizer.json that adds them as tokens makes them more than words.
+    """
+    added = {token["content"] for token in tree.get("added_tokens") or ()} | {end}
+    return {word for word in ids if word not in added and (len(word) == 1 or word.isalpha())}
 
 
 def _end_token(directory: Path) -> str | None:

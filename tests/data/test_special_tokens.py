@@ -204,3 +204,19 @@ def test_the_key_decides_and_is_part_of_the_cache(
                 open_data(config, seed=0, run_dir=tmp_path / "run-False", model_vocabulary=None)
     assert counts[0] == 0
     assert counts[1] >= 8
+
+
+def test_signs_that_a_config_takes_for_padding_stay_signs(tmp_path: Path) -> None:
+    """A `!` for padding is a word of texts; one character that ends documents is refused."""
+    made = bpe(False)
+    made.add_special_tokens(["<|end|>"])
+    directory = saved(made, tmp_path / "tok", pad_token="!", mask_token="end")
+    text = open_tokenizer(directory)
+    assert isinstance(text, HuggingFaceTokenizer)
+    found = ids(text, "the end!", directory)
+    assert found == made.encode("the end!", add_special_tokens=False).ids
+    newline = saved(made, tmp_path / "newline", pad_token=None)
+    (newline / "tokenizer_config.json").write_text(json.dumps({"eos_token": "!"}))
+    with pytest.raises(ConfigError, match=r"cannot be told from text: set data\.parse_special"):
+        open_tokenizer(newline)
+    assert open_tokenizer(newline, parse_special=True).end_token == made.token_to_id("!")

@@ -166,8 +166,9 @@ def _castable(follower: Follower, batch: Mapping[str, Tensor]) -> frozenset[str]
 
 def _cure(keys: Collection[str]) -> str:
     return (
-        f"Cast in the forward what is computed from {_listed(keys)}, where the model's own dtype "
-        "is wanted, such as with .to(self.layer.weight.dtype)"
+        f"Cast in the forward what is computed from {_listed(keys)}, such as with "
+        f".to(self.layer.weight.dtype), or let the items have {_listed(keys)} in bfloat16 where "
+        "rounding it is meant, or set model.dtype to float32"
     )
 
 

@@ -162,7 +162,7 @@ def _joined(func: Any, lineages: list[Lineage], narrow: bool) -> Lineage:
 
     `narrow` says whether a parameter or an activation among them is narrow.
     """
-    if func.overloadpacket in _SHAPES:
+    if _packet(func) in _SHAPES:
         return _NOTHING
     parameters = any(one.parameter for one in lineages)
     keys = _union(one.keys for one in lineages)
@@ -182,7 +182,7 @@ def _joined(func: Any, lineages: list[Lineage], narrow: bool) -> Lineage:
         return same
     if parameters:
         return replace(same, direct=frozenset(), promoted=promoted, met=frozenset())
-    if func.overloadpacket in _SCALES and sum(bool(one.keys) for one in lineages) == 1:
+    if _packet(func) in _SCALES and sum(bool(one.keys) for one in lineages) == 1:
         return same
     apart = _union(one.direct for one in lineages if not one.trained)
     if not same.trained or apart != direct:
@@ -194,13 +194,16 @@ def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*sets)
 
 
+def _packet(func: Any) -> Any:
+    """Return an operation without its overload; None for one that calls other functions."""
+    return getattr(func, "overloadpacket", None)
+
+
 def _moves(func: Any) -> bool:
-    return func.is_view or func.overloadpacket in _MOVES
+    return bool(getattr(func, "is_view", False)) or _packet(func) in _MOVES
 
 
 def _promotes(func: Any) -> bool:
-    return (
-        _moves(func)
-        or (torch.Tag.pointwise in func.tags and func.overloadpacket not in _STRICT)
-        or func.overloadpacket in _PROMOTES
-    )
+    packet = _packet(func)
+    pointwise = torch.Tag.pointwise in getattr(func, "tags", ()) and packet not in _STRICT
+    return packet is None or _moves(func) or pointwise or packet in _PROMOTES
