@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -16,7 +16,8 @@ from swaptrain.config_paths import expand_path
 from swaptrain.errors import ConfigError
 from swaptrain.units import parse_size
 
-__all__ = ["Count", "Device", "Entry", "Files", "Folder", "Folders", "Fraction", "Globs"]
+__all__ = ["Batches", "Count", "Device", "Entry", "Files", "Folder", "Folders", "Fraction"]
+__all__ += ["Globs"]
 __all__ += ["HfModel", "Kind", "Number", "OptimizerName", "Place", "Positive"]
 __all__ += ["PositiveNumber", "Seed"]
 __all__ += ["Size", "Text", "describe"]
@@ -86,6 +87,10 @@ def _whole(found: Any) -> int:
     if not value.is_integer():
         raise TypeError
     return int(value)
+
+
+def _count_or_all(found: Any) -> int | str:
+    return "all" if found == "all" else _at_least(1)(found)
 
 
 def _at_least(minimum: int) -> Callable[[Any], int]:
@@ -186,6 +191,9 @@ def _device(found: Any) -> str:
 
 Count = Annotated[int, Kind("a whole number from 0 on", "100", _at_least(0))]
 Positive = Annotated[int, Kind("a whole number from 1 on", "100", _at_least(1))]
+Batches = Annotated[
+    int | Literal["all"], Kind("a whole number from 1 on, or all", "8", _count_or_all)
+]
 Seed = Annotated[int, Kind("a whole number from 0 on", "0", _at_least(0))]
 Number = Annotated[float, Kind("a number from 0 on", "0.1", _not_negative_number)]
 PositiveNumber = Annotated[float, Kind("a number greater than 0", "3e-4", _positive_number)]

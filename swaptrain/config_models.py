@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from swaptrain.config_kinds import (
+    Batches,
     Count,
     Device,
     Entry,
@@ -248,8 +249,10 @@ class EvalConfig(Section):
     """Arguments of the `python` function."""
     every: Positive
     """Steps between evaluations."""
-    batches: Positive = 8
-    """Micro-batches per evaluation, from the start of the held-out data."""
+    batches: Batches = 8
+    """Most micro-batches (of `data.micro_batch` items) per evaluation, from the start of the
+    held-out data; all: as many as there are. Each item counts once: data with fewer items is taken
+    whole, and the last micro-batch may be smaller."""
 
     @model_validator(mode="after")
     def _check(self) -> EvalConfig:

@@ -9,9 +9,9 @@ torch's generator: with dropout the two runs differ.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,16 @@ from torch.optim import Optimizer
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch
-from swaptrain.capture.losses.weighting import step_weights
+from swaptrain.capture.losses.weighting import held_out_weights, step_weights
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.errors import ConfigError
-from swaptrain.execute.clipping import step_loss
+from swaptrain.execute.clipping import held_out_loss, step_loss
 from swaptrain.execute.master import split
 from swaptrain.execute.optimizers import optimizer_arguments, optimizer_class
 from swaptrain.execute.schedule import Schedule, ScheduleFields, learning_rate
 from swaptrain.execute.weighting.plain import CountedCalls, WeightedCalls
 
-__all__ = ["ReferenceResult", "train_reference"]
+__all__ = ["ReferenceResult", "evaluate", "train_reference"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class ReferenceResult:
     """The final weights by name, tied ones once: in bfloat16 runs the float32 masters."""
     buffers: dict[str, Tensor]
     """The final buffers by name."""
+    eval_losses: dict[int, float] = field(default_factory=dict)
+    """By step: the loss of the held-out batches, where it was taken."""
 
 
 def train_reference(
@@ -69,6 +71,8 @@ def train_reference(
     device: torch.device | str = "cpu",
     constants: Mapping[str, object] | None = None,
     loss_weighting: str | None = None,
+    held_out: Sequence[Mapping[str, Tensor]] = (),
+    every: int = 1,
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -77,6 +81,7 @@ def train_reference(
     `constants` are further arguments of every forward. The optimizer has two groups,
     parameters of two and more dimensions and the others, which do not decay. A schedule without
     `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
+    Every so many steps the batches `held_out` are evaluated (`evaluate`).
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -97,7 +102,7 @@ def train_reference(
     stepper = build_optimizer(
         optimizer, masters.tensors, lr=lr, weight_decay=weight_decay, arguments=arguments or {}
     )
-    losses, grad_norms = [], []
+    losses, grad_norms, eval_losses = [], [], {}
     dtypes: dict[str, torch.dtype] | None = None
     for step in range(1, steps + 1):
 
@@ -115,7 +120,53 @@ def train_reference(
         stepper.step()
         stepper.zero_grad(set_to_none=True)
         masters.to_model()
-    return ReferenceResult(losses, grad_norms, masters.weights(), dict(model.named_buffers()))
+        if held_out and step % every == 0:
+            eval_losses[step] = evaluate(
+                model, held_out, dtypes=dtypes, device=device, loss_weighting=loss_weighting
+            )
+            model.train()
+    buffers = dict(model.named_buffers())
+    return ReferenceResult(losses, grad_norms, masters.weights(), buffers, eval_losses)
+
+
+def evaluate(
+    model: nn.Module,
+    held_out: Sequence[Mapping[str, Tensor]],
+    *,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    device: torch.device | str = "cpu",
+    loss_weighting: str | None = None,
+) -> float:
+    """Put the model into evaluation mode and return the loss of the held-out batches.
+
+    Without gradients, each batch once, its tensors in `dtypes` by key (None: as they are). A batch
+    weighs as many as it has items, so that a last, smaller one does not count for more; with the
+    `loss_weighting` of `train_reference` its cross entropies weigh as many as they have tokens.
+    """
+    model.eval()
+    batches = [
+        {key: value.to(device) for key, value in given.items()}
+        for given in (held_out if dtypes is None else (cast_batch(b, dtypes) for b in held_out))
+    ]
+    items = [len(next(iter(batch.values()))) for batch in batches]
+    by_tokens = loss_weighting == "tokens" or (loss_weighting is None and "labels" in batches[0])
+    losses, counts = [], []
+    with torch.no_grad():
+        for batch in batches:
+            calls = CountedCalls()
+            losses.append(float(_loss(model, batch, calls if by_tokens else nullcontext())))
+            counts.append(calls.counts)
+        weights = held_out_weights(counts, items)
+        if weights is None:
+            return held_out_loss(losses, items, summed=False)
+        try:
+            weighted = [
+                float(_loss(model, batch, WeightedCalls(own)))
+                for batch, own in zip(batches, weights, strict=True)
+            ]
+        except ConfigError:  # its loss is no sum with a cross entropy
+            return held_out_loss(losses, items, summed=False)
+        return held_out_loss(weighted, items, summed=True)
 
 
 def forward_backward(

@@ -176,7 +176,6 @@ def test_the_command_shows_what_a_person_needs(
             {"data": {**TEXT, "micro_batches": 10**9}},
             r"data\.micro_batches is 1,000,000,000: that makes [0-9,]+ instructions",
         ),
-        ({"eval": {**TEXT, "every": 1, "batches": 10**9}}, r"eval\.batches is 1,000,000,000: "),
     ],
 )
 def test_counts_that_no_memory_holds_are_refused(

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits, choose_cuts
+from swaptrain.capture.evaluation.slices import EvaluationGraph
 from swaptrain.capture.export import export_graph
 from swaptrain.capture.fingerprint import cut_fingerprint
 from swaptrain.capture.gradient_layout import gradient_strides, is_dense
@@ -23,6 +24,7 @@ from swaptrain.capture.losses.terms import LossTerms, loss_terms
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
 from swaptrain.errors import CaptureError
+from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.program.model import (
     BufferSpec,
     ModelSpec,
@@ -55,6 +57,14 @@ class Captured:
     """Keys of the micro-batch in the order of the capture; value names are `batch.<key>`."""
     hooks: Mapping[str, ParameterHooks]
     """What is called with the gradients of parameters, by name."""
+    evaluations: tuple[EvaluationGraph, ...] = ()
+    """The graphs of an evaluation, one for each batch size; none without held-out data."""
+
+    def computed_by(self, instruction: Instruction) -> SegmentSpec:
+        """Return the segment, or the slice of an evaluation, that an instruction computes."""
+        if instruction.operation is Operation.EVALUATE:
+            return self.evaluations[instruction.graph].spec.slices[instruction.segment - 1]
+        return self.model.segment(instruction.segment)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ __all__ = ["hoist_constants"]
 _MOST_BYTES = 64 << 20
 
 
-def hoist_constants(captured: fx.GraphModule, trace: Trace) -> bool:
+def hoist_constants(captured: fx.GraphModule, trace: Trace, changing: Collection[str] = ()) -> bool:
     """Replace what depends on constants and unmutated buffers alone by its value; say if any was.
 
-    Equal computations become one. Nothing is done when the values would take more than 64 MiB,
-    since they stay in memory for the whole run and count in its base.
+    Equal computations become one. The attributes `changing` are changed elsewhere: what depends on
+    them stays. Nothing is done when the values would take more than 64 MiB, since they stay in
+    memory for the whole run and count in its base.
     """
-    invariant = _invariant_nodes(captured, trace)
+    invariant = _invariant_nodes(captured, trace, changing)
     wanted = [
         node
         for node in invariant
@@ -57,7 +59,9 @@ def hoist_constants(captured: fx.GraphModule, trace: Trace) -> bool:
     return True
 
 
-def _invariant_nodes(captured: fx.GraphModule, trace: Trace) -> dict[fx.Node, None]:
+def _invariant_nodes(
+    captured: fx.GraphModule, trace: Trace, changing: Collection[str]
+) -> dict[fx.Node, None]:
     """Return, in order, the nodes that depend on no parameter, batch, draw or mutated storage."""
     written = {storage for facts in trace.facts.values() for storage in facts.written}
     invariant: dict[fx.Node, None] = {}
@@ -67,7 +71,7 @@ def _invariant_nodes(captured: fx.GraphModule, trace: Trace) -> dict[fx.Node, No
             continue
         if node.op == "get_attr":
             value = resolve_attribute(captured, str(node.target))
-            if isinstance(value, torch.nn.Parameter):
+            if isinstance(value, torch.nn.Parameter) or str(node.target) in changing:
                 continue
             if isinstance(value, FakeTensor):
                 raise fake_constant(node)

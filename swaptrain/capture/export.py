@@ -51,22 +51,29 @@ class _Loss(nn.Module):
 
 
 def export_graph(
-    module: nn.Module, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+    module: nn.Module,
+    fake_mode: FakeTensorMode,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    train: bool = True,
 ) -> fx.GraphModule:
     """Return the training graph of `module` on batches shaped like `batch`.
+
+    Without `train`, the graph of the mode that it is in.
 
     Parameters and buffers are `get_attr` nodes whose target is `model.<name>`, the tensors of the
     batch are placeholders `batch_<key>` in the order of `batch`, and the output is the loss.
     Raises CaptureError, naming module and operation, where torch.export does not accept the model.
     """
     check_arguments(module, batch)
-    module.train()
+    if train:
+        module.train()
     wrapper = _Loss(module)
     return settled_graph(
         module,
         wrapper.guard,
         lambda: _graph(_any_export(wrapper, fake_mode, batch)),
-        lambda graph: trace_graph(graph, fake_mode, batch),
+        lambda graph: trace_graph(graph, fake_mode, batch, gradients=train),
     )
 
 

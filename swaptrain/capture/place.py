@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from swaptrain.capture.capture import Captured
 from swaptrain.errors import CaptureError
@@ -29,14 +30,20 @@ def place(captured: Captured, device: torch.device) -> Captured:
             f"the CPU's tensors only: set device: cpu"
         )
     seen: set[int] = set()
-    for code in captured.codes:
-        for module in (code.train, code.evaluate):
-            for part in module.modules():
-                if isinstance(part, fx.GraphModule) and id(part) not in seen:
-                    seen.add(id(part))
-                    _place_graph(part, device)
-    constants = {name: tensor.to(device) for name, tensor in captured.constants.items()}
-    return replace(captured, constants=constants)
+    evaluated = (code for graph in captured.evaluations for code in graph.codes.values())
+    for module in (*(code.train for code in captured.codes), *evaluated):
+        for part in module.modules():
+            if isinstance(part, fx.GraphModule) and id(part) not in seen:
+                seen.add(id(part))
+                _place_graph(part, device)
+
+    def moved(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(device) for name, tensor in constants.items()}
+
+    evaluations = tuple(
+        replace(graph, constants=moved(graph.constants)) for graph in captured.evaluations
+    )
+    return replace(captured, constants=moved(captured.constants), evaluations=evaluations)
 
 
 def _place_graph(module: fx.GraphModule, device: torch.device) -> None:

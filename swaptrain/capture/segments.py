@@ -11,7 +11,6 @@ import xxhash
 from torch import fx
 
 from swaptrain.capture.cross_entropy import replace_cross_entropy
-from swaptrain.capture.evaluation import evaluation_graph
 from swaptrain.capture.losses.rewriting import weigh
 from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.randomness import reseed
@@ -36,8 +35,6 @@ class Code:
     """The computation of one isomorphism class: callables from bindings to outputs."""
 
     train: fx.GraphModule
-    evaluate: fx.GraphModule
-    """The same without dropout and with the running statistics of norms."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,7 @@ def slice_graph(
         if key not in classes:
             classes[key] = len(codes)
             replace_cross_entropy(graph, captured)
-            module = fx.GraphModule(captured, graph)
-            codes.append(Code(module, evaluation_graph(module)))
+            codes.append(Code(fx.GraphModule(captured, graph)))
         segments.append(
             SegmentGraph(tuple(part), bindings, tuple(outputs), random, terms, classes[key])
         )

@@ -57,15 +57,22 @@ class Trace:
 
 
 def trace_graph(
-    captured: fx.GraphModule, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+    captured: fx.GraphModule,
+    fake_mode: FakeTensorMode,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    gradients: bool = True,
 ) -> Trace:
-    """Execute `captured` under `fake_mode` in grad mode; no memory is used for tensors."""
+    """Execute `captured` under `fake_mode` in grad mode; no memory is used for tensors.
+
+    Without `gradients`, of a graph that is only evaluated, not in grad mode.
+    """
     facts: dict[fx.Node, NodeFacts] = {}
     origin: dict[int, fx.Node] = {}
     values: dict[fx.Node, Any] = {}
     inputs = iter(batch.values())
     loss: torch.Tensor | None = None
-    with fake_mode, torch.enable_grad():
+    with fake_mode, torch.set_grad_enabled(gradients):
         for node in captured.graph.nodes:
             if node.op == "output":
                 loss = pytree.tree_leaves(fx.node.map_arg(node.args, lambda n: values[n]))[0]
@@ -98,7 +105,7 @@ def trace_graph(
                 written=frozenset(written),
                 out_of_place=twin,
             )
-    if loss is None or not loss.requires_grad:
+    if loss is None or (gradients and not loss.requires_grad):
         raise CaptureError(
             "the loss does not depend on any parameter that requires a gradient: nothing to train"
         )

@@ -61,8 +61,12 @@ class Batches:
         tokens_per_item: int = 1,
         expect: Callable[[int], None] | None = None,
         draws: bool = False,
+        once: bool = False,
     ) -> None:
-        """Take a dataset; `expect` hears of items that will be asked for, some time before."""
+        """Take a dataset; `expect` hears of items that will be asked for, some time before.
+
+        With `once` there is no second epoch: the last micro-batch has what is left of the items.
+        """
         self.digest = digest
         """Names the data: equal digests, equal items."""
         self.tokens_per_micro_batch = micro_batch * tokens_per_item
@@ -71,6 +75,7 @@ class Batches:
         self._dataset, self._name = dataset, name
         self._seed, self._shuffle, self._draws = seed, shuffle, draws
         self._expect, self._expected = expect, 0
+        self._once = once
         self._length = len(dataset)
         if self._length < 1:
             raise ConfigError(f"{name} has no items: give it data to train on")
@@ -115,7 +120,7 @@ class Batches:
     def _places(self, step: int, micro_batch_index: int) -> list[tuple[int, int]]:
         """Return epoch and index of each item of one micro-batch."""
         first = self._first(step, micro_batch_index)
-        positions = range(first, first + self.micro_batch)
+        positions = range(first, self._last(first + self.micro_batch))
         return [(position // self._length, self._index(position)) for position in positions]
 
     def _first(self, step: int, micro_batch_index: int) -> int:
@@ -134,8 +139,12 @@ class Batches:
         end = first + self.micro_batch + max(self.micro_batch, _AHEAD)
         begin = self._expected if first <= self._expected <= end else first
         self._expected = end
-        for position in range(begin, end):
+        for position in range(begin, self._last(end)):
             self._expect(self._index(position))
+
+    def _last(self, end: int) -> int:
+        """Return where a range of positions ends that would end at `end`."""
+        return min(end, self._length) if self._once else end
 
     def _index(self, position: int) -> int:
         epoch, offset = divmod(position, self._length)

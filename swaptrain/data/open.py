@@ -70,15 +70,19 @@ def open_eval(
     like: Batches | None = None,
     note: Note = _silent,
 ) -> Batches:
-    """Open the held-out data: batch(1, i) for i in range(config.batches), in order, unshuffled.
+    """Open the held-out data: batch(1, i) for i in range(its micro_batches), in order.
 
+    As many as `config.batches`, or as the data has: each item once, so that the last one may have
+    fewer items.
     Tokenizer, sequence length, micro-batch and cache are those of `data`. Other data than at the
     last start is taken as it is. With `like`, the training data, ConfigError is raised too if the
     batches are not of its keys, shapes and dtypes.
     """
     run_record = RunRecord(run_dir / "data" / "eval.json", refuse=False)
     source = _open(config, data, "eval", run_record, model_vocabulary, note)
-    batches = _batches(source, data, config.batches, seed=0, shuffle=False)
+    there = -(-len(source.dataset) // data.micro_batch)
+    count = there if config.batches == "all" else min(there, config.batches)
+    batches = _batches(source, data, max(count, 1), seed=0, shuffle=False, once=True)
     if like is not None and batches.layout != like.layout:
         raise ConfigError(
             f"eval: its items have {batches.layout}, those of data have {like.layout}: the model"
@@ -169,15 +173,27 @@ def _check_size(config: DataSettings, item_bytes: int, most_bytes: int | None) -
 
 
 def _batches(
-    source: Source, config: DataSettings, micro_batches: int, *, seed: int, shuffle: bool
+    source: Source,
+    config: DataSettings,
+    micro_batches: int,
+    *,
+    seed: int,
+    shuffle: bool,
+    once: bool = False,
 ) -> Batches:
-    batches = _unread(source, config, micro_batches, seed=seed, shuffle=shuffle)
+    batches = _unread(source, config, micro_batches, seed=seed, shuffle=shuffle, once=once)
     batches.example()  # raises ConfigError where the first items do not fit together
     return batches
 
 
 def _unread(
-    source: Source, config: DataSettings, micro_batches: int, *, seed: int, shuffle: bool
+    source: Source,
+    config: DataSettings,
+    micro_batches: int,
+    *,
+    seed: int,
+    shuffle: bool,
+    once: bool = False,
 ) -> Batches:
     return Batches(
         source.dataset,
@@ -190,4 +206,5 @@ def _unread(
         tokens_per_item=source.tokens_per_item,
         expect=source.expect,
         draws=source.draws,
+        once=once,
     )

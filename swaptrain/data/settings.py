@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 __all__ = ["DataSettings", "EvalSettings", "SourceSettings"]
 
@@ -73,5 +73,5 @@ class EvalSettings(SourceSettings, Protocol):
     """The fields of the config's `eval` section that concern data."""
 
     @property
-    def batches(self) -> int:
-        """Micro-batches in one evaluation."""
+    def batches(self) -> int | Literal["all"]:
+        """Most micro-batches in one evaluation; all: as many as the data has."""

@@ -27,7 +27,7 @@ from swaptrain.store.files import flush_directory, make_directory, write_aside
 from swaptrain.strict_json import read_json
 from swaptrain.units import format_size
 
-__all__ = ["document_tokens", "tokenised", "too_short"]
+__all__ = ["document_tokens", "tokenised", "tokens_on_disk", "too_short"]
 
 
 def tokenised(
@@ -82,6 +82,12 @@ def document_tokens(files: Sequence[CorpusFile], tokenizer: Tokenizer, key: str)
         except NotTextError as error:
             raise ConfigError(f"{key}: {file.path} {error}") from error
         yield end
+
+
+def tokens_on_disk(root: Path, digest: str, tokenizer: Tokenizer) -> int | None:
+    """Return how many tokens an earlier start left of the corpus; None where there are none."""
+    found = _open(root / digest, tokenizer.vocabulary)
+    return None if found is None else len(found)
 
 
 def _open(home: Path, vocabulary: int) -> TokenArray | None:

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from swaptrain.capture.capture import Uncut, capture
+from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
 from swaptrain.capture.fingerprint import content_digest
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
+from swaptrain.data import HeldOut
 from swaptrain.execute.checkpoint import Checkpoint
 from swaptrain.execute.factory import Factory, python_factory
 from swaptrain.execute.hugging_face import hugging_face_factory
@@ -34,6 +36,8 @@ class BuiltModel:
     initial: InitialWeights
     content: str
     """Of the graph and its constants: what of a capture no random number may have changed."""
+    evaluations: tuple[UncutEvaluation, ...] = ()
+    """The model in evaluation mode, for each size of held-out batches."""
 
 
 def model_factory(config: Config) -> Factory:
@@ -55,10 +59,13 @@ def build(
     batch: Mapping[str, torch.Tensor],
     *,
     draw: bool = True,
+    held_out: HeldOut | None = None,
     buffers: Mapping[str, NDArray[Any]] | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> BuiltModel:
     """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
+
+    With `held_out` in evaluation mode too, for the batches of such data.
 
     Without `draw` no random numbers are drawn, which takes half a minute for billions of weights:
     for those who need none of their values. Nor are they where a checkpoint has all of them.
@@ -86,7 +93,14 @@ def build(
     if said := describe_casts(batch, dtypes, dtype):
         note(said)
     uncut = capture(module, construction.fake_mode, cast_batch(batch, dtypes), masters)
-    return BuiltModel(uncut, initial, content_digest(uncut))
+    evaluations = []
+    for size, count in held_out.sizes(config.data.micro_batch) if held_out is not None else ():
+        assert held_out is not None
+        some = cast_batch({key: t[:size] for key, t in held_out.example.items()}, dtypes)
+        evaluations.append(
+            capture_evaluation(module, construction.fake_mode, some, uncut, batches=count)
+        )
+    return BuiltModel(uncut, initial, content_digest(uncut), tuple(evaluations))
 
 
 def _construct(config: Config, factory: Factory, *, draw: bool) -> Construction:

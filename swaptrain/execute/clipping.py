@@ -11,7 +11,8 @@ from torch import Tensor
 from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.errors import NotFiniteError
 
-__all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "mean_loss", "step_loss"]
+__all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "held_out_loss", "mean_loss"]
+__all__ += ["step_loss"]
 __all__ += ["total_norm"]
 
 
@@ -118,11 +119,24 @@ def clip_coefficient(total_norm: Tensor, max_norm: float) -> Tensor:
 
 
 def step_loss(losses: Sequence[float], weights: StepWeights | None) -> float:
-    """Return the loss of a step, or of an evaluation, from those of its micro-batches.
+    """Return the loss of a step from those of its micro-batches.
 
     With `weights` each is a part of it, else it is their mean; in float64, in their order.
     """
     return mean_loss(losses) if weights is None else _sum(losses)
+
+
+def held_out_loss(losses: Sequence[float], items: Sequence[int], *, summed: bool) -> float:
+    """Return the loss of an evaluation from those of its batches, in their order, in float64.
+
+    `summed`: each is a part of it. Else each is a mean, and weighs as many as its batch has
+    `items`; batches that have equally many give `mean_loss`, bit for bit.
+    """
+    if summed:
+        return _sum(losses)
+    if len(set(items)) <= 1:
+        return mean_loss(losses)
+    return _sum([loss * own for loss, own in zip(losses, items, strict=True)]) / sum(items)
 
 
 def mean_loss(losses: Sequence[float]) -> float:

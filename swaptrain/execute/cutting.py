@@ -8,6 +8,7 @@ from typing import Any
 
 from swaptrain.capture.capture import Captured, cut
 from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.evaluation.slices import slice_evaluations
 from swaptrain.config import Config
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel
@@ -126,6 +127,8 @@ class Cutter:
             working_bytes=working_bytes,
             cuts=self._recorded,
         )
+        evaluations = slice_evaluations(self._built.evaluations, captured.model)
+        captured = replace(captured, evaluations=evaluations)
         layouts = Layouts(
             captured.model,
             compute_dtype=config.model.dtype,
@@ -133,10 +136,11 @@ class Cutter:
             elementwise=rule.elementwise,
             chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
             micro_batches=(m := config.data.micro_batches),
+            evaluations=[graph.spec for graph in captured.evaluations],
         )
         deferred = config.optimizer.clip_norm is not None
         wave = min(config.train.wave or m, m)
-        self._check_length(len(captured.model.segments))
+        self._check_length(captured)
         builder = StepBuilder(
             captured.model,
             config.model.dtype,
@@ -145,17 +149,20 @@ class Cutter:
             wave,
             deferred=deferred,
             parts=layouts.parts,
+            evaluations=tuple(graph.spec for graph in evaluations),
         )
         return Cut(captured, cuts, layouts, builder, check_steps(short_steps(builder), layouts))
 
-    def _check_length(self, segments: int) -> None:
+    def _check_length(self, captured: Captured) -> None:
         """Raise ConfigError for a step, or an evaluation, whose program would fill the memory."""
-        config = self._config
-        lengths = {"data.micro_batches": (config.data.micro_batches, 2)}
-        if config.eval is not None:
-            lengths["eval.batches"] = (config.eval.batches, 1)
-        for key, (count, passes) in lengths.items():
-            instructions = passes * count * segments
+        segments = len(captured.model.segments)
+        lengths = {"data.micro_batches": (self._config.data.micro_batches, 2 * segments)}
+        graphs = [graph.spec for graph in captured.evaluations]
+        if graphs:
+            slices = max(len(graph.slices) for graph in graphs)
+            lengths["eval.batches"] = (sum(graph.batches for graph in graphs), slices)
+        for key, (count, each) in lengths.items():
+            instructions = count * each
             if instructions > _MOST_INSTRUCTIONS:
                 raise ConfigError(
                     f"{key} is {count:,}: that makes {instructions:,} instructions with {segments} "
@@ -166,6 +173,8 @@ class Cutter:
 
 def short_steps(builder: StepBuilder) -> StepBuilder:
     """Return the builder of steps of few micro-batches: the same instructions, fewer of each."""
+    graphs = (replace(g, batches=min(g.batches, 2)) for g in builder.evaluations)
+    builder = replace(builder, evaluations=tuple(graphs))
     if builder.wave < builder.micro_batches:
         return replace(builder, micro_batches=min(builder.micro_batches, 3), wave=1)
     few = min(builder.micro_batches, 2)
@@ -183,12 +192,17 @@ def _chunk_bytes(target_bytes: int) -> int:
 
 
 def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
-    """Prove the program of a usual step; return its peaks. Raises ProgramError, which is a bug."""
-    if not builder.deferred:
-        return check_program(builder.step(), layouts.size_bytes)
+    """Prove the programs of a usual step and of an evaluation; return the peaks of both.
+
+    Raises ProgramError, which is a bug.
+    """
     kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
-    program = builder.step(pending_updates=layouts.updated)
-    return check_program(program, layouts.size_bytes, present=kept)
+    kept = kept if builder.deferred else []
+    program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
+    step = check_program(program, layouts.size_bytes, present=kept)
+    evaluation = check_program(builder.evaluation(), layouts.size_bytes)
+    largest = max((step, evaluation), key=lambda peaks: peaks.instruction_bytes)
+    return replace(largest, live_bytes=max(step.live_bytes, evaluation.live_bytes))
 
 
 def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:

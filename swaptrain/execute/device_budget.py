@@ -44,7 +44,7 @@ def needed_bytes(
     From the graph's own sizes: the objects that they touch, which may be on their way until the
     last has ended, and every tensor that the segment of one computes.
     """
-    segments = {i.segment for i in instructions if i.segment}
+    computed = [captured.computed_by(i) for i in instructions if i.segment]
     held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
-    most = max((captured.model.segment(k).activation_bytes for k in segments), default=0)
+    most = max((segment.activation_bytes for segment in computed), default=0)
     return held + most

@@ -17,6 +17,7 @@ from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
+from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
 
@@ -79,7 +80,7 @@ class DryRun:
                 saved = self._operations.measure_saved(instruction, slabs)
             except torch.OutOfMemoryError:  # the device's: it cannot keep them for a moment
                 return None
-        isomorphism = self.captured.model.segment(instruction.segment).isomorphism
+        isomorphism = self.captured.computed_by(instruction).isomorphism
         self.measured.saved_count[isomorphism] = saved.count
         return saved.nbytes if saved.complete else None
 
@@ -104,7 +105,7 @@ class DryRun:
                 self._execute(instruction, slabs, step)
                 self._note_seconds(instruction, time.perf_counter() - begun)
                 self._peaks.append(peak_resident_bytes() - pool.held_bytes)
-                if instruction.operation is Operation.FORWARD:
+                if instruction.operation in (Operation.FORWARD, Operation.EVALUATE):
                     self._keep_integers(instruction, slabs)
 
     @property
@@ -115,11 +116,11 @@ class DryRun:
     def forget_seconds(self, instructions: Iterable[Instruction]) -> None:
         """Forget how long the instructions took."""
         for instruction in instructions:
-            isomorphism = self.captured.model.segment(instruction.segment).isomorphism
+            isomorphism = self.captured.computed_by(instruction).isomorphism
             self._rounds.pop((instruction.operation, isomorphism, False), None)
 
     def _note_seconds(self, instruction: Instruction, seconds: float) -> None:
-        isomorphism = self.captured.model.segment(instruction.segment).isomorphism
+        isomorphism = self.captured.computed_by(instruction).isomorphism
         saves = any(key.kind is Kind.SAVED for key in instruction.touches)
         key = instruction.operation, isomorphism, saves
         rounds = self._rounds.setdefault(key, [])
@@ -140,7 +141,9 @@ class DryRun:
                     slab.tensor(torch.uint8, slab.nbytes).zero_()
                 if key.kind is Kind.VALUE and key.segment == 0:
                     load = Instruction(Operation.LOAD, 0, 0, writes=(key,))
-                    self._operations.load(load, {key: slab}, self._batch)
+                    items = self.layouts.array(key).entries[0].tensor.shape[0]
+                    batch = {name: tensor[:items] for name, tensor in self._batch.items()}
+                    self._operations.load(load, {key: slab}, batch)
                 elif (made := self._integers.get(self._output(key))) is not None:
                     copy_into(view(self.layouts.array(key), slab), made)
             yield pool, slabs
@@ -172,11 +175,23 @@ class DryRun:
                 self._integers[self._output(key)] = view(layout, slabs[key]).clone()
 
     def _output(self, key: ObjectKey) -> tuple[int, int]:
-        """Return the class of the segment that makes a value, and which of its outputs it is."""
-        segment = self.captured.model.segment(key.segment)
-        if key.kind is not Kind.VALUE or key.name not in segment.outputs:
+        """Return the class of the segment that makes a value, and which of its outputs it is.
+
+        Classes of an evaluation's slices, which are numbered by themselves, come below the others.
+        """
+        if key.kind is not Kind.VALUE:
             return _NO_OUTPUT
-        return segment.isomorphism, segment.outputs.index(key.name)
+        evaluated = is_evaluated(key.name)
+        if evaluated:
+            graphs = (graph.spec for graph in self.captured.evaluations)
+            segments = next(spec.slices for spec in graphs if key.name in spec.values)
+        else:
+            segments = self.captured.model.segments
+        segment = segments[key.segment - 1]
+        if key.name not in segment.outputs:
+            return _NO_OUTPUT
+        isomorphism = -2 - segment.isomorphism if evaluated else segment.isomorphism
+        return isomorphism, segment.outputs.index(key.name)
 
     def _execute(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
         operations = self._operations
@@ -186,6 +201,8 @@ class DryRun:
             case Operation.UPDATE:
                 coefficient = torch.tensor(1.0) if self._clipped else None
                 operations.update(instruction, slabs, step, lr=0.0, coefficient=coefficient)
+            case Operation.EVALUATE:
+                operations.evaluate(instruction, slabs)
             case Operation.SETTLE:
                 operations.norms(instruction, slabs, step)
             case _:
@@ -203,7 +220,9 @@ def dry_run(
     host_bytes: int,
     saving: bool,
 ) -> Measured:
-    """Run a forward, a backward and an update of each isomorphism class, on weights of zero.
+    """Run a forward, a backward, an update, and what an evaluation computes, on weights of zero.
+
+    Each isomorphism class once in every round.
 
     Values between segments are zeros too, but for whole numbers: they are what a forward of the
     producer's class made.
@@ -216,7 +235,7 @@ def dry_run(
     with it fit `host_bytes` beside the rest.
     """
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
-    samples = _samples(captured, program)
+    samples = _samples(captured, (*program, *builder.evaluation()))
     with closing(DryRun(captured, layouts, operations, batch, clipped=builder.deferred)) as run:
         marks = reset_peak()
         release()
@@ -239,7 +258,7 @@ def dry_run(
         operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
         release()
         if not marks:
-            taken = max(2 * captured.model.segment(i.segment).activation_bytes for i in samples)
+            taken = max(2 * captured.computed_by(i).activation_bytes for i in samples)
     return replace(run.measured, arena_bytes=taken)
 
 
@@ -308,7 +327,7 @@ def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruc
     chosen: dict[tuple[int, Operation], Instruction] = {}
     for instruction in program:
         if instruction.segment and instruction.operation is not Operation.KEEP:
-            isomorphism = captured.model.segment(instruction.segment).isomorphism
+            isomorphism = captured.computed_by(instruction).isomorphism
             chosen.setdefault((isomorphism, instruction.operation), instruction)
     return list(chosen.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -47,6 +47,8 @@ class StepState:
     """Global norm of the gradients of the update, when they are clipped."""
     weights: StepWeights | None = None
     """How the losses of the micro-batches make the step's; None: their mean."""
+    batch_weights: Sequence[StepWeights] = ()
+    """Of an evaluation: how each batch weighs the terms of its loss; nothing: as means."""
     items: Callable[[int], str] = str
     """From a micro-batch's number to the items that it holds, in words."""
     clip_norm: float | None = None
@@ -226,7 +228,11 @@ class Executor:
                     instruction, slabs, state.step, sums_stay=sums_stay, weights=state.weights
                 )
             case Operation.EVALUATE:
-                return operations.evaluate(instruction, slabs, weights=state.weights)
+                return operations.evaluate(
+                    instruction,
+                    slabs,
+                    weights=state.batch_weights[m] if state.batch_weights else None,
+                )
             case Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
             case Operation.KEEP:

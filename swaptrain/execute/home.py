@@ -10,6 +10,7 @@ from typing import Any, Literal
 from swaptrain.execute.layouts import Layouts
 from swaptrain.execute.spill import SpillFiles
 from swaptrain.memory.slab import Slab
+from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.rows import row_turn
 from swaptrain.store.array import ArrayFiles, Place
@@ -240,7 +241,11 @@ class StoreHome:
             name = key.name
             if name.startswith("before."):
                 name = f"{name}.{key.segment}"
-            return self.files.of("values", name), key.micro_batch % self._micro_batches
+            if is_evaluated(name):
+                # No more batches than a step has micro-batches pass the slices together.
+                rows = min(self._micro_batches, self._layouts.evaluated_batches)
+                return self.files.of("evaluated", name), key.micro_batch % rows
+            return self.files.of("values", name), key.micro_batch
         if key.kind is Kind.GRADIENT:
             row = row_turn(self._layouts.model, key) * self._micro_batches + key.micro_batch
             return self.files.of("gradients", key.name), row

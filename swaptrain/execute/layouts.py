@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.memory.slab import Slab
+from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec
 from swaptrain.program.state import (
@@ -40,9 +41,11 @@ class Layouts:
         elementwise: bool,
         chunk_bytes: int,
         micro_batches: int,
+        evaluations: Sequence[EvaluationSpec] = (),
     ) -> None:
         """Lay out what the arguments say; `elementwise` updates can be done in parts."""
         self.model, self.compute_dtype = model, compute_dtype
+        self._evaluations = evaluations
         self.chunk_bytes = chunk_bytes
         self.parts: dict[int, int] = {}
         """By segment that is updated in several parts: in how many."""
@@ -79,6 +82,21 @@ class Layouts:
                 if array.name.startswith("buffers_"):
                     layouts[f"before.{array.name}.{k}"] = array
         return layouts
+
+    @cached_property
+    def evaluated(self) -> Mapping[str, ArrayLayout]:
+        """By object name: the values of an evaluation that somebody reads."""
+        return {
+            value.name: self._array(value.name, [value.tensor])
+            for graph in self._evaluations
+            for value in graph.values.values()
+            if value.readers
+        }
+
+    @property
+    def evaluated_batches(self) -> int:
+        """How many batches an evaluation has."""
+        return sum(graph.batches for graph in self._evaluations)
 
     @cached_property
     def gradients(self) -> Mapping[str, ArrayLayout]:
@@ -139,7 +157,7 @@ class Layouts:
             return self.saved[key.segment]
         if key.name.startswith("before."):
             return self.values[f"{key.name}.{key.segment}"]
-        return self.values[key.name]
+        return (self.evaluated if is_evaluated(key.name) else self.values)[key.name]
 
     def chunks_of(self, key: ObjectKey) -> tuple[int, int]:
         """Return the first chunk of a part of an array, and how many there are."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 
 from swaptrain.config import Config, OptimizerConfig
-from swaptrain.config_models import DataConfig, EvalConfig
+from swaptrain.config_models import DataConfig
 from swaptrain.data import Batches, open_data, open_eval
-from swaptrain.errors import RunError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.execute.boundary import Boundary
 from swaptrain.execute.choose import choose_plan
 from swaptrain.execute.commits import Commits
@@ -38,6 +38,7 @@ from swaptrain.execute.trees import Trees
 from swaptrain.execute.values import KeptValues
 from swaptrain.execute.watch import Watch
 from swaptrain.execute.weighting.counts import LossWeights
+from swaptrain.execute.weighting.held_out import HeldOutWeights
 from swaptrain.memory.malloc import release, retain
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
@@ -133,6 +134,7 @@ class OpenRun:
             plan = with_io_cost(plan, config, machine, self._prepared.planner.batch, self._io)
         self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s
+        self._home.files.reserve_evaluated()
         self._slots, root = open_store(
             config,
             self._prepared,
@@ -237,12 +239,20 @@ class OpenRun:
             like=data,
             note=self._progress.note,
         )
-        weights = self._loss_weights(held_out, config.eval, held_out=True)
-        return data, Evaluation(held_out, weights, config.eval.every, config.eval.batches)
+        expected = self._prepared.plan.layouts.evaluated_batches
+        if held_out.micro_batches != expected:
+            raise ConfigError(
+                f"eval: its data has {held_out.micro_batches} batches now and had {expected} when "
+                "this start looked first: start again when nothing changes it"
+            )
+        weights = HeldOutWeights(
+            held_out,
+            self._prepared.plan.captured,
+            by_tokens=self._prepared.weighting.by_tokens,
+        )
+        return data, Evaluation(weights, config.eval.every)
 
-    def _loss_weights(
-        self, data: Batches, source: DataConfig | EvalConfig, *, held_out: bool = False
-    ) -> LossWeights:
+    def _loss_weights(self, data: Batches, source: DataConfig) -> LossWeights:
         weighting = self._prepared.weighting
         return LossWeights(
             data,
@@ -250,7 +260,6 @@ class OpenRun:
             self._prepared.plan.captured,
             self._progress.note,
             may_differ=weighting.may_differ(source),
-            held_out=held_out,
         )
 
     def _open_training(

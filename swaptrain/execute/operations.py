@@ -69,7 +69,7 @@ class Operations:
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""
         for key in instruction.writes:
-            copy_into(self._host_view(key, slabs), batch[key.name.removeprefix("batch.")])
+            copy_into(self._host_view(key, slabs), batch[key.name.partition("batch.")[2]])
 
     def forward(
         self,
@@ -102,10 +102,13 @@ class Operations:
     ) -> Tensor | None:
         """Run a forward in evaluation mode; return the loss where the segment makes it."""
         self.device.begin(instruction.segment)
+        graph = instruction.graph
         operands = self._operands(instruction, slabs)
-        outputs = self._runner.evaluate(instruction.segment, operands, weights)
+        outputs = self._runner.evaluate(
+            graph, instruction.segment, instruction.micro_batch, operands, weights
+        )
         self._store_outputs(instruction, slabs, outputs)
-        return outputs.get(self._model.loss)
+        return outputs.get(self._captured.evaluations[graph].spec.loss)
 
     def backward(
         self,
@@ -266,7 +269,7 @@ class Operations:
         return None
 
     def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
-        segment = self._model.segment(instruction.segment)
+        segment = self._captured.computed_by(instruction)
         owner = self._model.owner
         parameters: dict[str, Tensor] = {}
         tables: dict[ObjectKey, dict[str, Tensor]] = {}

@@ -160,7 +160,8 @@ class Planner:
         budget_bytes, builder = self._config.memory.device, found.builder
         if budget_bytes is not None:
             pending = found.layouts.updated if builder.deferred else ()
-            program = short_steps(builder).step(pending_updates=pending)
+            short = short_steps(builder)
+            program = (*short.step(pending_updates=pending), *short.evaluation())
             check_device_budget(budget_bytes, found.captured, found.layouts, program)
 
     def _measured(self, found: Cut) -> Plan:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from swaptrain.config import Config, OptimizerConfig, load_config
-from swaptrain.data import open_example
+from swaptrain.data import HeldOut, look_at_held_out, open_example
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel, build, model_factory
 from swaptrain.execute.device import choose_kernels, load_libraries, open_device
@@ -52,9 +53,11 @@ class Prepared:
         example = open_example(
             config.data, model_vocabulary=self.factory.vocabulary, most_bytes=config.memory.host
         )
-        _check_held_out(config, self.factory.vocabulary, example)
+        held_out = _held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
-        self.built: BuiltModel = _built(config, root, self.factory, example, note, draw=draw)
+        self.built: BuiltModel = _built(
+            config, root, self.factory, example, held_out, note, draw=draw
+        )
         self.weighting: LossWeighting = choose_weighting(config, self.built.uncut.losses, example)
         self.config = self.weighting.config
         """With what depends on the model written out."""
@@ -91,6 +94,7 @@ def _built(
     root: RootRecord | None,
     factory: Factory,
     example: Mapping[str, torch.Tensor],
+    held_out: HeldOut | None,
     note: Callable[[str], None],
     *,
     draw: bool,
@@ -101,11 +105,12 @@ def _built(
     in them, are they drawn all the same.
     """
     if root is None:
-        return build(config, factory, example, draw=draw, note=note)
+        return build(config, factory, example, draw=draw, held_out=held_out, note=note)
     buffers = read_buffers(config.run.dir)
-    built = build(config, factory, example, draw=False, buffers=buffers)
+    again = partial(build, config, factory, example, held_out=held_out, buffers=buffers)
+    built = again(draw=False)
     if draw and built.content != root.choices.get("content"):
-        return build(config, factory, example, draw=True, buffers=buffers)
+        return again(draw=True)
     return built
 
 
@@ -133,27 +138,29 @@ def recorded_config(run_dir: Path) -> Config | None:
             raise
 
 
-def _check_held_out(
+def _held_out(
     config: Config, vocabulary: int | None, example: Mapping[str, torch.Tensor]
-) -> None:
-    """Refuse held-out data that is missing, too short, or of another kind than the training data.
+) -> HeldOut | None:
+    """Look at the held-out data: missing, too short, or of another kind than the training data?
 
     `open_eval` would say so too, but only once the training data is in the run directory.
     """
     if config.eval is None:
-        return
-    held_out = open_example(
+        return None
+    held_out = look_at_held_out(
+        config.eval,
         config.data,
+        run_dir=config.run.dir,
         model_vocabulary=vocabulary,
         most_bytes=config.memory.host,
-        held_out=config.eval,
     )
-    found, expected = _layout(held_out), _layout(example)
+    found, expected = _layout(held_out.example), _layout(example)
     if found != expected:
         raise ConfigError(
             f"eval: its items have {found}, those of data have {expected}: the model takes one "
             "kind, make them the same"
         )
+    return held_out
 
 
 def _layout(batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

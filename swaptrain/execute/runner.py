@@ -6,7 +6,7 @@ M micro-batches of a step; tensors lie on the compute device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -126,14 +126,41 @@ class Runner:
         return saved
 
     def evaluate(
-        self, segment: int, operands: Operands, weights: StepWeights | None = None
+        self,
+        graph: int,
+        index: int,
+        micro_batch: int,
+        operands: Operands,
+        weights: StepWeights | None = None,
     ) -> dict[str, Tensor]:
-        """Return the segment's outputs in evaluation mode; buffers stay as they are."""
-        kept = {name: buffer.clone() for name, buffer in operands.buffers.items()}
-        inputs, _ = self._inputs(segment, replace(operands, buffers=kept))
-        with torch.no_grad(), weighted(weights, self._captured.terms[segment - 1]):
-            results = self._code(segment).evaluate(*inputs)
-        return dict(zip(self._model.segment(segment).outputs, results, strict=True))
+        """Return the outputs of slice `index` of an evaluation's graph; nothing is changed.
+
+        What draws in evaluation mode too has the same draws in each evaluation. `weights` are those
+        of the batch.
+        """
+        evaluation = self._captured.evaluations[graph]
+        inputs = []
+        for binding in evaluation.bindings[index - 1]:
+            name = binding.name
+            if binding.kind == "parameter":
+                tensor = operands.parameters[name].detach()
+                tensor.requires_grad_(name in evaluation.flagged)
+            elif binding.kind == "value":
+                tensor = operands.values[name].detach()
+                tensor = tensor.clone() if binding.written else tensor
+            elif binding.kind == "buffer":
+                tensor = operands.buffers[name]
+            else:
+                tensor = evaluation.constants[name]
+            inputs.append(tensor)
+        part = evaluation.spec.slices[index - 1]
+        with (
+            draws(self._seed, 0, micro_batch, evaluation.random[index - 1]),
+            weighted(weights, evaluation.terms[index - 1]),
+            torch.no_grad(),
+        ):
+            results = evaluation.codes[part.isomorphism](*inputs)
+        return dict(zip(part.outputs, results, strict=True))
 
     def backward(
         self,

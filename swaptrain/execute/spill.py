@@ -20,11 +20,12 @@ _SHARED = "shared"
 class SpillFiles:
     """`RUN/spill`: folders of arrays, the records of what is kept, and the journal of values.
 
-    `values/NAME`, `saved/NNN` and `gradients/NAME` have rows (of micro-batches; gradients two sets
-    of them), `accumulators/NNN` and `buffers/NNN` one copy of a segment's. Kept for recovery, each
-    with a record: when updates are deferred, `kept/NNN` with the buffers that belong to the
-    finished gradient in `accumulators/NNN`; what several waves have summed before the last one of
-    a step, and the buffers then, in `kept/NNN`, or in `sums/NNN` when updates are deferred.
+    `values/NAME`, `evaluated/NAME` (of evaluations), `saved/NNN` and `gradients/NAME` have rows (of
+    micro-batches; gradients two sets of them), `accumulators/NNN` and `buffers/NNN` one copy of a
+    segment's. Kept for recovery, each with a record: when updates are deferred, `kept/NNN` with the
+    buffers that belong to the finished gradient in `accumulators/NNN`; what several waves have
+    summed before the last one of a step, and the buffers then, in `kept/NNN`, or in `sums/NNN` when
+    updates are deferred.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class SpillFiles:
         """What the rows of `values` and the arrays of `buffers` hold, as far as it is known."""
 
     def clear_saved(self) -> None:
-        """Delete what autograd saved in an earlier process, which no step can use."""
-        folder = self._path / "saved"
-        if folder.is_dir():
-            with disk_errors(folder, "delete"):
-                shutil.rmtree(folder)
+        """Delete what autograd saved, and what evaluations made, in an earlier process."""
+        for folder in (self._path / "saved", self._path / "evaluated"):
+            if folder.is_dir():
+                with disk_errors(folder, "delete"):
+                    shutil.rmtree(folder)
 
     def reserve_saved(self, saves: Collection[int]) -> None:
         """Reserve room for all that the segments save which save what their backward needs.
@@ -66,6 +67,15 @@ class SpillFiles:
         make_directory(self._path)
         for k in saves:
             self.of("saved", f"{k:03d}").create(flush=False)
+
+    def reserve_evaluated(self) -> None:
+        """Reserve room for the values of an evaluation; scratch too. Raises RunError (disk full).
+
+        At each start, since held-out data may come and go.
+        """
+        make_directory(self._path)
+        for name in self._layouts.evaluated:
+            self.of("evaluated", name).create(flush=False)
 
     def create(self, record_bytes: Callable[[int], int], *, waves: bool) -> None:
         """Reserve the files, durably; what exists is kept.
@@ -95,7 +105,8 @@ class SpillFiles:
         arrays = sum(
             files.nbytes for folder, name in self._names(waves) for files in self.all(folder, name)
         )
-        return arrays + self.journal.nbytes
+        evaluated = (self.of("evaluated", name).nbytes for name in self._layouts.evaluated)
+        return arrays + sum(evaluated) + self.journal.nbytes
 
     def place(self, folder: str, name: str, row: int | None) -> int | None:
         """Return the number of a place in the journal; None for what it does not cover."""
@@ -117,6 +128,9 @@ class SpillFiles:
         m = self._micro_batches
         if folder == "values":
             return [ArrayFiles.of_layout(path, self._layouts.values[name], m)]
+        if folder == "evaluated":
+            rows = min(m, self._layouts.evaluated_batches)
+            return [ArrayFiles.of_layout(path, self._layouts.evaluated[name], rows)]
         if folder == "gradients":
             return [ArrayFiles.of_layout(path, self._layouts.gradients[name], 2 * m)]
         if folder == "saved":

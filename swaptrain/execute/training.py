@@ -23,6 +23,7 @@ from swaptrain.execute.trees import Trees
 from swaptrain.execute.update import UpdateRule
 from swaptrain.execute.values import KeptValues
 from swaptrain.execute.weighting.counts import LossWeights
+from swaptrain.execute.weighting.held_out import HeldOutWeights
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile
@@ -41,10 +42,8 @@ __all__ = ["Change", "Evaluation", "Training"]
 class Evaluation:
     """Held-out data and when to look at it."""
 
-    data: Batches
-    weights: LossWeights
+    weights: HeldOutWeights
     every: int
-    batches: int
 
 
 @dataclass(frozen=True)
@@ -335,16 +334,16 @@ class Training:
         if evaluation is None or step % evaluation.every:
             return None
         self._flush(step)
-        weights, program = evaluation.weights, self.plan.builder.evaluation(evaluation.batches)
+        weights, program = evaluation.weights, self.plan.builder.evaluation()
         state = StepState(
             step=step,
-            load=lambda m: weights.batch(1, m),
+            load=weights.batch,
             update_step=step,
             lr=0.0,
-            weights=weights.of_step(1),
+            batch_weights=weights.by_batch(),
         )
         self.executor.run(program, state, self._following(step))
-        return step_loss(state.ledger.in_order(), state.weights)
+        return weights.loss(state.ledger.in_order())
 
     def _following(self, step: int) -> Program:
         return self.plan.step if step < self.config.train.steps else ()

@@ -74,6 +74,8 @@ class Instruction:
     operation: Operation
     segment: int
     micro_batch: int = -1
+    graph: int = 0
+    """Of an evaluation: which of its graphs; batches of another size have one of their own."""
     part: int = 0
     """Of an update, which goes through a large segment's state in several."""
     goes_on: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
+from swaptrain.program.evaluation import EvaluationSpec, evaluation
 from swaptrain.program.forwards import forwards_left
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.model import ModelSpec, SegmentSpec
@@ -33,6 +34,8 @@ class StepBuilder:
     saves: frozenset[int] = frozenset()
     """Segments whose forward saves for the backward what others recompute; not the last one, whose
     backward follows at once."""
+    evaluations: tuple[EvaluationSpec, ...] = ()
+    """The graphs of an evaluation, one for each batch size."""
 
     @cached_property
     def objects(self) -> Objects:
@@ -104,27 +107,9 @@ class StepBuilder:
             for part, keys in enumerate(self.objects.state(segment))
         )
 
-    def evaluation(self, micro_batches: int) -> Program:
-        """Return a forward of `micro_batches` micro-batches, wave by wave, without gradients."""
-        program: list[Instruction] = []
-        for first in range(0, micro_batches, self.wave):
-            wave = range(first, min(first + self.wave, micro_batches))
-            program += [self._load(m) for m in wave]
-            for segment in self.model.segments:
-                for m in wave:
-                    program.append(
-                        Instruction(
-                            Operation.EVALUATE,
-                            segment.index,
-                            m,
-                            reads=(
-                                *self.objects.weights(segment),
-                                *self.objects.buffers(segment),
-                                *self.objects.inputs(segment, m),
-                            ),
-                            writes=self.objects.outputs(segment, m),
-                        )
-                    )
+    def evaluation(self) -> Program:
+        """Return a forward of each held-out batch, wave by wave, without gradients."""
+        program = evaluation(self.evaluations, self.objects, self.wave)
         return _with_frees(program, keep_accumulators=True)
 
     def _waves(self, top: int | None, from_micro_batch: int) -> list[range]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from swaptrain.capture.capture import Captured, Uncut, capture, cut
 from swaptrain.capture.costs import graph_costs
 from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
+from swaptrain.capture.evaluation.slices import slice_evaluations
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.initialise import construct
 from swaptrain.capture.losses.weighting import StepWeights
@@ -24,10 +26,13 @@ from swaptrain.program.step import StepBuilder
 __all__ = [
     "StepResult",
     "captured_model",
+    "captured_with_evaluation",
     "cut_everywhere",
     "cut_into",
+    "eager_losses",
     "eager_step",
     "legal_gaps",
+    "segment_losses",
     "segment_step",
 ]
 
@@ -61,6 +66,58 @@ def captured_model(factory: Factory, batch: Mapping[str, Tensor], scratch_dir: P
     module = construction.module
     masters = {n: str(p.dtype).removeprefix("torch.") for n, p in module.named_parameters()}
     return capture(module, construction.fake_mode, batch, masters)
+
+
+def captured_with_evaluation(
+    factory: Factory, batches: Batches, scratch_dir: Path
+) -> tuple[Uncut, list[UncutEvaluation]]:
+    """Return the captured graph on the first batch, and those in evaluation mode on each."""
+    construction = construct(factory, seed=0, scratch_dir=scratch_dir)
+    module, fake_mode = construction.module, construction.fake_mode
+    masters = {n: str(p.dtype).removeprefix("torch.") for n, p in module.named_parameters()}
+    uncut = capture(module, fake_mode, batches[0], masters)
+    evaluated = (capture_evaluation(module, fake_mode, b, uncut, batches=1) for b in batches)
+    return uncut, list(evaluated)
+
+
+def segment_losses(
+    captured: Captured, evaluations: Sequence[UncutEvaluation], module: nn.Module, batches: Batches
+) -> list[float]:
+    """Return the loss of each batch in evaluation mode, slice by slice, with a module's state.
+
+    Values lie between two slices as a slab would hold them. Every slice is given the parameters and
+    buffers that it names and no others.
+    """
+    captured = replace(captured, evaluations=slice_evaluations(evaluations, captured.model))
+    parameters = {name: p.detach() for name, p in module.named_parameters(remove_duplicate=False)}
+    buffers = {name: b.clone() for name, b in module.named_buffers() if name in captured.buffers}
+    runner, losses = Runner(captured, seed=0, micro_batches=1), []
+    for number, (graph, batch) in enumerate(zip(captured.evaluations, batches, strict=True)):
+        spec = graph.spec
+        prefix = spec.loss.partition(".")[0]
+        values = {f"{prefix}.batch.{key}": tensor for key, tensor in batch.items()}
+        for part in spec.slices:
+            operands = Operands(
+                {name: parameters[name] for name in part.parameters},
+                {name: buffers[name] for name in part.buffers},
+                {name: values[name] for name in part.inputs},
+            )
+            for name, tensor in runner.evaluate(number, part.index, 0, operands).items():
+                values[name] = stored(tensor, spec.values[name].tensor.stride)
+        losses.append(float(values[spec.loss]))
+    assert all(torch.equal(b, buffers[n]) for n, b in module.named_buffers() if n in buffers)
+    return losses
+
+
+def eager_losses(module: nn.Module, batches: Batches) -> list[float]:
+    """Return the loss of each batch of the module in evaluation mode, in plain PyTorch."""
+    module.eval()
+    losses = []
+    for batch in batches:
+        with torch.no_grad():
+            result = module(**{key: tensor.clone() for key, tensor in batch.items()})
+        losses.append(float(loss_of(result)))
+    return losses
 
 
 def cut_into(uncut: Uncut, target_bytes: int) -> Captured:

@@ -16,7 +16,6 @@ from swaptrain.capture.capture import Captured, Uncut
 from swaptrain.capture.cut import CutLimits, GraphCosts, choose_cuts
 from swaptrain.capture.gradient_layout import is_dense, overlaps
 from swaptrain.errors import CaptureError
-from swaptrain.execute.runner import Operands, Runner
 from tests.capture.in_memory import (
     captured_model,
     cut_everywhere,
@@ -25,7 +24,7 @@ from tests.capture.in_memory import (
     legal_gaps,
     segment_step,
 )
-from tests.support.models import convolutional, gpt
+from tests.support.models import gpt
 
 Factory = Callable[[], nn.Module]
 
@@ -189,34 +188,6 @@ def test_equal_layers_share_code(tmp_path: Path) -> None:
     assert len(classes) >= 10
     assert len(pieces.codes) <= 4
     assert max(classes.count(c) for c in set(classes)) >= 8
-
-
-@pytest.mark.parametrize("name", ["convolutional", "gpt"])
-def test_the_evaluation_graph_equals_an_evaluating_module(name: str, tmp_path: Path) -> None:
-    """Dropout is off and batch norms use their running statistics, which do not change."""
-    if name == "gpt":
-        factory: Factory = lambda: gpt(dropout=0.5)  # noqa: E731
-        inputs = {"ids": torch.randint(0, 50, (2, 16))}
-    else:
-        factory = convolutional
-        inputs = {"x": torch.randn(3, 1, 8, 8), "y": torch.randint(0, 10, (3,))}
-    pieces = cut_into(captured_model(factory, inputs, tmp_path), 1000)
-    torch.manual_seed(0)
-    module = factory().eval()
-    for buffer_name, buffer in module.named_buffers():
-        if "running_var" in buffer_name:
-            buffer.fill_(1.7)
-    buffers = {n: b.clone() for n, b in module.named_buffers() if n in pieces.buffers}
-    before = {n: b.clone() for n, b in buffers.items()}
-    weights = {n: p.detach() for n, p in module.named_parameters()}
-    values = {f"batch.{key}": tensor for key, tensor in inputs.items()}
-    runner = Runner(pieces, seed=0, micro_batches=1)
-    for segment in pieces.model.segments:
-        values.update(runner.evaluate(segment.index, Operands(weights, buffers, values)))
-    assert len(pieces.model.segments) > 2
-    with torch.no_grad():
-        assert torch.equal(values[pieces.model.loss], module(**inputs))
-    assert all(torch.equal(before[n], buffers[n]) for n in before)
 
 
 def data_dependent(model: Simple, x: Tensor) -> Tensor:

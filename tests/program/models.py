@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from swaptrain.program.evaluation import EvaluationSpec, value_prefix
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import (
     BufferSpec,
@@ -16,7 +19,7 @@ from swaptrain.program.state import only_updates_read, segment_arrays
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import TensorSpec
 
-__all__ = ["builders", "chain", "chain_size", "models", "size_of", "tensor"]
+__all__ = ["builders", "chain", "chain_size", "evaluating", "models", "size_of", "tensor"]
 
 
 def tensor(name: str, *shape: int, dtype: str = "float32") -> TensorSpec:
@@ -99,6 +102,28 @@ def builders(draw: st.DrawFn, *, deferred: bool | None = None) -> StepBuilder:
             if any(only_updates_read(name) for name in names)
         },
     )
+
+
+def evaluating(builder: StepBuilder) -> StepBuilder:
+    """Return the builder with two graphs of an evaluation that read what the segments read."""
+    model, graphs = builder.model, []
+    for number, batches in enumerate((builder.micro_batches, 1)):
+        prefix = value_prefix(number)
+        values = {
+            prefix + name: replace(v, tensor=tensor(prefix + name, 3), gradient=False)
+            for name, v in model.values.items()
+        }
+        slices = tuple(
+            replace(
+                s,
+                owns=(),
+                inputs=tuple(prefix + name for name in s.inputs),
+                outputs=tuple(prefix + name for name in s.outputs),
+            )
+            for s in model.segments
+        )
+        graphs.append(EvaluationSpec(number, batches, slices, values, prefix + model.loss))
+    return replace(builder, evaluations=tuple(graphs))
 
 
 def moments(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

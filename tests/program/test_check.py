@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from swaptrain.program.check import ProgramError, check_program
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
-from tests.program.models import builders, chain
+from tests.program.models import builders, chain, evaluating
 
 
 def size(key: ObjectKey) -> int:
@@ -110,7 +110,10 @@ def test_every_step_passes(builder: StepBuilder) -> None:
     if builder.deferred:
         check_program(builder.step(pending_updates=updates), size, present=kept)
         check_program(builder.flush(updates), size, present=kept)
-    check_program(builder.evaluation(builder.micro_batches), size)
+    evaluated = evaluating(builder)
+    check_program(evaluated.evaluation(), size)
+    loaded = [i.micro_batch for i in evaluated.evaluation() if i.operation is Operation.LOAD]
+    assert loaded == list(range(builder.micro_batches + 1))
 
 
 @settings(max_examples=150, deadline=None)

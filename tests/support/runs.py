@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from swaptrain.config import Config, load_config
-from swaptrain.data import open_data
+from swaptrain.data import open_data, open_eval
 from swaptrain.data.batches import Batches
 from swaptrain.execute.build import model_factory
 from swaptrain.execute.train import train
@@ -92,6 +92,13 @@ def reference(config: Config) -> ReferenceResult:
         model_vocabulary=factory.vocabulary,
     )
     optimizer = config.resolved().optimizer
+    held_out: list[dict[str, Tensor]] = []
+    if config.eval is not None:
+        held_out_dir = config.run.dir.with_name(config.run.dir.name + "-reference")
+        held_out_data = open_eval(
+            config.eval, config.data, run_dir=held_out_dir, model_vocabulary=factory.vocabulary
+        )
+        held_out = [held_out_data.batch(1, m) for m in range(held_out_data.micro_batches)]
     return train_reference(
         factory.make,
         data.batch,
@@ -106,6 +113,8 @@ def reference(config: Config) -> ReferenceResult:
         schedule=optimizer.schedule,
         clip_norm=optimizer.clip_norm,
         loss_weighting=config.train.loss_weighting,
+        held_out=held_out,
+        every=config.eval.every if config.eval is not None else 1,
     )
 
 

@@ -75,6 +75,16 @@ class Counter:
         )
 
     @property
+    def terms(self) -> int:
+        """How many terms it counts."""
+        return len(self._targets)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The attributes of the model that it reads."""
+        return frozenset(str(n.target) for n in self._code.graph.nodes if n.op == "get_attr")
+
+    @property
     def every_id_counts(self) -> bool:
         """Whether equally many are counted of any two micro-batches whose labels are all ids.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["StepWeights", "divided", "over_all", "part", "reduction", "share"]
+__all__ = ["StepWeights", "divided", "held_out_weights", "over_all", "part", "reduction", "share"]
 __all__ += ["step_weights", "weighted"]
 
 _MEAN, _SUM = 1, 2
@@ -31,8 +31,8 @@ class StepWeights:
     """By term of the loss: the trained tokens of all micro-batches, or the sum of their weights.
 
     None where all micro-batches count equally many: the term stays a mean, divided by M."""
-    micro_batches: int
-    """M."""
+    micro_batches: float
+    """M; for one of several held-out batches, all items over its own."""
 
 
 def step_weights(counts: Sequence[Sequence[float]]) -> StepWeights | None:
@@ -48,6 +48,22 @@ def step_weights(counts: Sequence[Sequence[float]]) -> StepWeights | None:
     if all(total is None for total in totals):
         return None
     return StepWeights(tuple(totals), len(counts))
+
+
+def held_out_weights(
+    counts: Sequence[Sequence[float]], items: Sequence[int]
+) -> list[StepWeights] | None:
+    """Return how each held-out batch is weighted, from its counts by term and its items.
+
+    None where all have equally many of both: the mean of means is then the same. A term that counts
+    nothing weighs as many as the batch has items.
+    """
+    terms = list(zip(*counts, strict=True))
+    alike = all(term[0] > 0 and len(set(term)) == 1 for term in terms)
+    if not terms or (alike and len(set(items)) == 1):
+        return None
+    totals = tuple(sum(term) or 1.0 for term in terms)
+    return [StepWeights(totals, sum(items) / own) for own in items]
 
 
 _active: list[tuple[StepWeights | None, Sequence[int]]] = []

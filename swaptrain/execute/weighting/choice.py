@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swaptrain.capture.losses.counting import Counter
 from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.config import Config
-from swaptrain.config_models import DataConfig, EvalConfig
+from swaptrain.config_models import DataConfig
 from swaptrain.errors import ConfigError
 
 __all__ = ["LossWeighting", "choose_weighting"]
@@ -30,7 +30,7 @@ class LossWeighting:
         """Whether each trained token of a step weighs alike."""
         return self.config.train.loss_weighting == "tokens"
 
-    def may_differ(self, source: DataConfig | EvalConfig) -> bool:
+    def may_differ(self, source: DataConfig) -> bool:
         """Whether two micro-batches of this data may count unequally many tokens.
 
         Those of text and token ids do not, where the model masks none of them itself.

@@ -33,7 +33,6 @@ class LossWeights:
         note: Callable[[str], None],
         *,
         may_differ: bool,
-        held_out: bool = False,
     ) -> None:
         """Take the model that reads the data, and who hears what is unusual.
 
@@ -41,11 +40,11 @@ class LossWeights:
         """
         self._data, self._weighting, self._captured, self._note = data, weighting, captured, note
         self._counts = weighting.by_tokens and may_differ
-        self._held_out, self._step = held_out, 0
+        self._step = 0
         self._weights: StepWeights | None = None
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
         """By step and micro-batch: what was read to count, until it is loaded."""
-        self._watching = bool(weighting.reason) and not held_out
+        self._watching = bool(weighting.reason)
         """Whether labels are looked at, to say that they are not weighted."""
         self._seen: set[tuple[float, ...]] = set()
 
@@ -80,9 +79,9 @@ class LossWeights:
                 self._kept[step, m] = batch
         if not any(map(any, counts)):
             raise RunError(
-                f"{'eval' if self._held_out else f'step {step}'}: no label of all its items is one "
-                f"that the loss counts: {self.items(step)}. Leave such items out of the data, or "
-                "take more of them together"
+                f"step {step}: no label of all its items is one that the loss counts: "
+                f"{self.items(step)}. Leave such items out of the data, or take more of them "
+                "together"
             )
         self._step, self._weights = step, step_weights(counts)
         return self._weights

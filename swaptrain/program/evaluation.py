@@ -1,0 +1,118 @@
+"""An evaluation as a list of instructions: forwards without gradients, each batch once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.model import SegmentSpec, ValueSpec
+from swaptrain.program.objects import Objects
+
+__all__ = ["EvaluationSpec", "evaluation", "is_evaluated", "value_prefix"]
+
+_PREFIX = "eval"
+
+
+@dataclass(frozen=True)
+class EvaluationSpec:
+    """The graph of one batch size in evaluation mode, cut into slices."""
+
+    number: int
+    """Among the graphs of an evaluation: the last, smaller batch has one of its own."""
+    batches: int
+    """How many batches of this size an evaluation has."""
+    slices: tuple[SegmentSpec, ...]
+    """In the order of the forward. They own nothing: they read what training's segments own."""
+    values: Mapping[str, ValueSpec]
+    loss: str
+
+
+def value_prefix(number: int) -> str:
+    """Return how the names of a graph's values begin; no value of training has a dot so early."""
+    return f"{_PREFIX}{number}."
+
+
+def is_evaluated(name: str) -> bool:
+    """Whether a value of this name is one of an evaluation."""
+    head, dot, _ = name.partition(".")
+    return bool(dot) and head.startswith(_PREFIX) and head.removeprefix(_PREFIX).isdigit()
+
+
+def evaluation(graphs: Sequence[EvaluationSpec], objects: Objects, wave: int) -> list[Instruction]:
+    """Return the forward of all batches of all graphs, wave by wave; nothing is freed yet.
+
+    Batches are numbered through all graphs. The last, smaller one passes with the last wave where
+    its slices read the weights that those of the others read.
+    """
+    program: list[Instruction] = []
+    for members in _waves(graphs, objects, wave):
+        program += [_load(graphs[number], m) for number, m in members]
+        most = max(len(graphs[number].slices) for number, _ in members)
+        for index in range(1, most + 1):
+            for number, m in members:
+                if index <= len(graphs[number].slices):
+                    program.append(_evaluate(graphs[number], index, m, objects))
+    return program
+
+
+def _waves(
+    graphs: Sequence[EvaluationSpec], objects: Objects, wave: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield (graph, batch) of the batches that pass the slices together."""
+    begun = 0
+    pending: list[tuple[int, int]] = []
+    for graph in graphs:
+        if pending and not _alike(graphs[graph.number - 1], graph, objects):
+            yield pending
+            pending = []
+        for first in range(begun, begun + graph.batches, wave):
+            last = min(first + wave, begun + graph.batches)
+            members = [(graph.number, m) for m in range(first, last)]
+            if pending and pending[-1][0] == graph.number:
+                yield pending
+                pending = []
+            pending = [*pending, *members]
+        begun += graph.batches
+    if pending:
+        yield pending
+
+
+def _alike(left: EvaluationSpec, right: EvaluationSpec, objects: Objects) -> bool:
+    """Whether the slices of two graphs read the same state, one by one."""
+    return [_state(s, objects) for s in left.slices] == [_state(s, objects) for s in right.slices]
+
+
+def _state(part: SegmentSpec, objects: Objects) -> tuple[ObjectKey, ...]:
+    """Return the arrays of weights and of buffers that a slice reads, whoever owns them."""
+    model = objects.model
+    buffers = {
+        ObjectKey(
+            Kind.STATE, f"buffers_{model.buffers[name].tensor.dtype}", model.owner[name]
+        ): None
+        for name in part.buffers
+    }
+    return (*objects.weights(part), *buffers)
+
+
+def _load(graph: EvaluationSpec, m: int) -> Instruction:
+    writes = tuple(
+        ObjectKey(Kind.VALUE, value.name, 0, m)
+        for value in graph.values.values()
+        if value.producer == 0 and value.readers
+    )
+    return Instruction(Operation.LOAD, 0, m, graph=graph.number, writes=writes)
+
+
+def _evaluate(graph: EvaluationSpec, index: int, m: int, objects: Objects) -> Instruction:
+    part = graph.slices[index - 1]
+    inputs = (ObjectKey(Kind.VALUE, n, graph.values[n].producer, m) for n in part.inputs)
+    outputs = (n for n in part.outputs if graph.values[n].readers)
+    return Instruction(
+        Operation.EVALUATE,
+        index,
+        m,
+        graph=graph.number,
+        reads=(*_state(part, objects), *inputs),
+        writes=tuple(ObjectKey(Kind.VALUE, name, index, m) for name in outputs),
+    )
