@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from swaptrain.config import Config
+from swaptrain.config import Config, DataConfig, EvalConfig
+from swaptrain.data import look_at_held_out, open_eval
 from swaptrain.errors import BudgetError, CaptureError, ConfigError
 from swaptrain.execute.prepare import Prepared
 from tests.support.runs import (
@@ -125,7 +125,22 @@ def reference_model(config: Config) -> torch.nn.Module:
 
 @pytest.mark.parametrize("batches", [1, 3, 100, "all"])
 def test_as_many_batches_are_taken_as_there_are(batches: int | str, tmp_path: Path) -> None:
-    """Of text too: the sequences that it fills, the last batch with what is left."""
+    """Of seven sequences of text by threes; before it is tokenised into the run, and afterwards."""
+    text = tmp_path / "held-out.txt"
+    text.write_text("".join(chr(97 + i * 7 % 26) for i in range(16 * 7 + 5)))
+    data = DataConfig(text=(str(text),), sequence_length=16, micro_batch=3)
+    held_out = EvalConfig(text=(str(text),), every=1, batches=batches)
+    taken = {1: 3, 3: 7, 100: 7, "all": 7}[batches]
+    settings: dict[str, Any] = {"run_dir": tmp_path / "run", "model_vocabulary": 257}
+    for _ in range(2):
+        assert look_at_held_out(held_out, data, **settings).items == taken
+        opened = open_eval(held_out, data, **settings)
+        sizes = [len(opened.batch(1, m)["labels"]) for m in range(opened.micro_batches)]
+        assert sizes == [3, 3, 1][: len(sizes)] and sum(sizes) == taken
+
+
+def test_held_out_text_has_the_losses_of_plain_pytorch(tmp_path: Path) -> None:
+    """Three batches of a Llama, of which the last has one sequence."""
     text = tmp_path / "held-out.txt"
     text.write_text("".join(chr(97 + i * 7 % 26) for i in range(16 * 7 + 5)))
     tree = {
@@ -135,15 +150,10 @@ def test_as_many_batches_are_taken_as_there_are(batches: int | str, tmp_path: Pa
         }},
         "data": {"text": [str(text)], "sequence_length": 16, "micro_batch": 3, "micro_batches": 1},
         "train": {"steps": 1},
-        "eval": {"text": [str(text)], "every": 1, "batches": batches},
+        "eval": {"text": [str(text)], "every": 1, "batches": "all"},
     }  # fmt: skip
     config = config_of(tmp_path / "run", tree)
-    run_dir = trained(config)
-    assert held_out_losses(run_dir) == reference(config).eval_losses
-    taken = json.loads(json.dumps(batches))
-    most = 3 if taken == "all" else min(taken, 3)
-    prepared = Prepared(config, None, lambda _: None, draw=False)
-    assert prepared.plan.layouts.evaluated_batches == most
+    assert held_out_losses(trained(config)) == reference(config).eval_losses
 
 
 def test_held_out_data_that_comes_later_changes_no_step(tmp_path: Path) -> None:
