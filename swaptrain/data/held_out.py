@@ -14,6 +14,7 @@ from swaptrain.data.record import RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings
 from swaptrain.data.sources import fitting_tokenizer, open_python, text_files, token_files
 from swaptrain.data.text import document_tokens, tokens_on_disk, too_short
+from swaptrain.data.token_files import Joined
 
 __all__ = ["HeldOut", "look_at_held_out"]
 
@@ -59,7 +60,8 @@ def look_at_held_out(
         if not items:
             raise too_short("eval.text", items, length)
     else:
-        items = len(token_files(config.tokens or (), length, "eval.tokens")[1]) // length
+        _, held = token_files(config, data, "eval", model_vocabulary)
+        items = len(Joined(held)) // length
     return HeldOut(example, items if most is None else min(items, most))
 
 
