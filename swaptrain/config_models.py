@@ -116,8 +116,9 @@ class DataConfig(Section):
     python: Entry | None = None
     """`package.module:function`, returning a map-style dataset of dicts of tensors, which are
     collated by stacking. An item may draw from the global generators of torch, numpy and Python:
-    they are seeded from `train.seed`, the epoch and the item. Generators, counters and iterators of
-    the dataset's own are refused: eight items are read twice at the start."""
+    they are seeded from `train.seed`, the epoch and the item, and with 0 for the call of the
+    function, whose random choices are thus those of every start. Generators, counters and iterators
+    of the dataset's own are refused: eight items are read twice at the start."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
     tokenizer: Place = "bytes"

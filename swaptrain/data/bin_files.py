@@ -29,8 +29,10 @@ _OTHER_FILES = (
 )  # fmt: skip
 _SAMPLE = 2**16
 _LEAST_SAMPLE = 16
+_LEAST_TEXT = 64
+_PRINTABLE = np.array([9, 10, 13, *range(32, 127)], dtype=np.uint8)
 _SMALL = 3
-_TRIED = ("<u2", "<u4", "<i8", ">u2", ">u4")
+_TRIED = ("<u2", "|u1", "<u4", "<i8", ">u2", ">u4")
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,12 @@ def _check_unsaid(
         if beginning.startswith(start):
             raise ConfigError(f"{key}: {path} is {what} by its first bytes, and no raw ids")
     ids = _sample(path, form.dtype, 0, form.length * form.dtype.itemsize)
+    characters = np.frombuffer(ids.tobytes(), np.uint8)
+    if characters.size >= _LEAST_TEXT and np.isin(characters, _PRINTABLE).mean() >= 0.99:
+        raise ConfigError(
+            f"{key}: {path} looks like text, since nearly all of its bytes are printable: "
+            f"name it in {name.partition('.')[0]}.text, or set {name} to uint16 if it holds ids"
+        )
     found = _looks_like(ids)
     if vocabulary is not None and vocabulary > 2**16:
         likely = found if found in ("uint32", "int64") else "uint32"

@@ -16,7 +16,7 @@ from swaptrain.data.documents import NotTextError, check_name
 from swaptrain.data.packed import PackedTokens
 from swaptrain.data.python_dataset import load_dataset
 from swaptrain.data.record import DataRecord, RunRecord
-from swaptrain.data.seeded import check_repeatable
+from swaptrain.data.seeded import check_repeatable, seeded
 from swaptrain.data.settings import DataSettings, SourceSettings
 from swaptrain.data.text import tokenised, too_short
 from swaptrain.data.token_files import FlatFile, Joined, TokenSource, open_token_file, scan
@@ -35,6 +35,7 @@ __all__ = [
     "token_files",
 ]
 
+_CONSTRUCTION_SEED = 0
 _LONG_READ_BYTES = 2**30
 
 
@@ -60,7 +61,8 @@ def open_python(
     With `check` a few items are read twice, to see that they are the same each time.
     """
     key = f"{section}.python"
-    dataset = load_dataset(target, settings.kwargs, key=key)
+    with seeded(_CONSTRUCTION_SEED):  # a random choice of items is the same one at every start
+        dataset = load_dataset(target, settings.kwargs, key=key)
     name = f"{key} ({target})"
     probe = Batches(
         dataset,

@@ -120,6 +120,9 @@ def test_ids_beyond_the_vocabulary_come_with_their_place_and_a_guess(
     NARROW.astype("<u2").tofile(tmp_path / "narrow.bin")
     config = data_config(tokens=[str(tmp_path / "narrow.bin")], token_dtype="uint32")
     refused(config, tmp_path / "run", 50_257, "its token 0, .*read as uint16")
+    (NARROW[:64] % 65).astype("u1").tofile(tmp_path / "bytes.bin")
+    config = data_config(tokens=[str(tmp_path / "bytes.bin")])
+    refused(config, tmp_path / "run", 65, "read as uint8")
     late = np.append(NARROW[:90], 50_257).astype("<u2")
     late.tofile(tmp_path / "late.bin")
     config = data_config(tokens=[str(tmp_path / "late.bin")])
@@ -180,11 +183,13 @@ def test_other_files_and_sizes(tmp_path: Path, data_config: Config) -> None:
     np.save(tmp_path / "array.npy", NARROW)
     os.rename(tmp_path / "array.npy", tmp_path / "array.bin")
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + bytes(100))
+    (tmp_path / "text.bin").write_text("some text of words\n" * 10)
     (tmp_path / "odd.bin").write_bytes(bytes(101))
     (tmp_path / "empty.bin").write_bytes(b"")
     for name, message in {
         "array": "a NumPy file",
         "pytorch_model": "a zip archive, as checkpoints are",
+        "text": r"looks like text, .* data\.text",
         "odd": "101 bytes, which is not a whole number of uint16",
         "empty": "empty.bin holds no tokens",
     }.items():

@@ -179,13 +179,20 @@ def test_a_start_refuses_it_and_training_seeds(
 ) -> None:
     """open_example is what every start calls first; open_data gives the seeded items."""
     (tmp_path / "drawing_items.py").write_text(
-        "import itertools, torch\n"
+        "import itertools, random, torch\n"
+        "import numpy as np\n"
         "class Items:\n"
         "    def __init__(self, own): self.count = itertools.count() if own else None\n"
         "    def __len__(self): return 4\n"
         "    def __getitem__(self, i):\n"
         "        return {'x': torch.randn(2) + (next(self.count) if self.count else 0)}\n"
         "def items(own): return Items(own)\n"
+        "class Chosen(Items):\n"
+        "    def __init__(self):\n"
+        "        self.count = None\n"
+        "        self.x = [torch.randperm(99), torch.tensor(np.random.rand(99)), random.random()]\n"
+        "    def __getitem__(self, i): return {'x': self.x[0][:8] + self.x[1][:8] + self.x[2]}\n"
+        "def chosen(): return Chosen()\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -199,4 +206,13 @@ def test_a_start_refuses_it_and_training_seeds(
         for name in ("one", "two")
     )
     two.batch(2, 0)
+    chosen = data_config(python="drawing_items:chosen")
+    found = []
+    for number in range(2):
+        torch.manual_seed(number)
+        np.random.seed(number)
+        random.seed(number)
+        data = open_data(chosen, seed=0, run_dir=tmp_path / f"c{number}", model_vocabulary=None)
+        found.append(data.batch(1, 0))
+    assert same(*found)
     assert same(one.batch(1, 0), two.batch(1, 0))

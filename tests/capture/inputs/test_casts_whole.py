@@ -65,8 +65,6 @@ def test_targets_keep_their_digits_and_the_reference_agrees(
     out = " ".join("".join(capsys.readouterr()).split())
     assert "cast: price (float64 to float32), x (float32 to bfloat16)" in out
     assert "as they are: t (float32)" in out
-    wide = config_of(tmp_path / "wide", {**tree, "model": {**tree["model"], "dtype": "float32"}})
-    assert losses(trained(wide)) == pytest.approx(losses(run_dir), rel=0.1)
     tree["model"]["kwargs"] = {"reconstructs": True}
     twice = config_of(tmp_path / "twice", tree)
     with pytest.raises(CaptureError, match="x would be cast"):
