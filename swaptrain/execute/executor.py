@@ -272,14 +272,14 @@ class Executor:
             self._values.forget()
         bad = [str(m + 1) for m in sorted(losses) if not math.isfinite(losses[m])]
         which = f" of micro-batch {', '.join(bad)} of {len(losses)}" if bad else ""
-        if bad:
-            which += f" ({state.items(int(bad[0]) - 1)})"
+        where = f" ({state.items(int(bad[0]) - 1)})" if bad else ""
         found = losses[int(bad[0]) - 1] if bad else math.inf
         raise NotFiniteError(
-            f"step {state.step}: the loss{which} is {found}; nothing of this step was kept. If its "
-            "data are at fault, mend them and give the same command. If the weights are, since a "
-            "step before was too long, go back to a snapshot (--from-step, where store.keep made "
-            "one), or start over with --fresh, a lower optimizer.lr or optimizer.clip_norm"
+            f"step {state.step}: the loss{which} is {found}{where}; nothing of this step was kept. "
+            "If its data are at fault, mend them and give the same command. If the weights are, "
+            "since a step before was too long, go back to a snapshot (--from-step, where "
+            "store.keep made one), or start over with --fresh, a lower optimizer.lr or "
+            "optimizer.clip_norm"
         )
 
     @spanned("begin to write")

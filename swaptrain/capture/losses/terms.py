@@ -53,11 +53,19 @@ _SUMS = {
 _MEANS = {_aten.mean.default, _aten.mean.dim}
 _COUNT_CHAIN = {
     *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default),
-    *(_aten.clamp.default, _aten.clamp_min.default, _aten.maximum.default, _aten.add.Tensor),
+    *(_aten.clamp.default, _aten.clamp_min.default, _aten.add.Tensor),
     *(_aten.view.default, _aten.reshape.default, _aten.alias.default, _aten.detach.default),
     *(_aten.squeeze.default, _aten.clone.default),
 }
 """What may lie between a count and the division by it; all but the count are numbers."""
+_EPSILON = 1e-3
+"""The most that is added to a count against a division by 0."""
+_PARTS = {
+    *(_aten.select.int, _aten.unbind.int, _aten.slice.Tensor, _aten.split.Tensor),
+    *(_aten.split.sizes, _aten.split_with_sizes.default, _aten.chunk.default),
+    *(_aten.narrow.default, _aten.index_select.default),
+}
+"""Take a part along a dimension."""
 _PICKS = (_aten.gather.default, _aten.take_along_dim.default)
 
 
@@ -129,6 +137,8 @@ class _Walk:
                 self._add(node)
         if not self.targets:
             return self._why_none(leaves)
+        if any(self._divides_items(target.nodes) for target in self.targets):
+            return "it is a mean for some of the items of a micro-batch by themselves"
         counted = self._above_terms(inside)
         for node in counted:
             if node is not loss and any(user not in counted for user in node.users):
@@ -171,6 +181,28 @@ class _Walk:
             self.targets.append(Target(count, ignore_index=None))
             self.quotients[node] = number
 
+    def _divides_items(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether what is counted is of some of a micro-batch's items, not of all."""
+        sizes = {
+            f.tensors[0].shape[:1] for n, f in self._trace.facts.items() if n.op == "placeholder"
+        }
+        if len(sizes) != 1:
+            return False
+        (size,) = sizes
+        for node in needed(self._trace, nodes):
+            source = node.args[0] if node.args else None
+            if node.target not in _PARTS or not isinstance(source, fx.Node):
+                continue
+            whole, made = (self._trace.facts[n].tensors for n in (source, node))
+            dim = arguments(node).get("dim", 0)
+            if len(whole) != 1 or whole[0].shape[:1] != size or dim % whole[0].dim():
+                continue
+            if size != (1,) and any(part.shape[:1] != size for part in made):
+                return True
+            if size != (1,) and node.target is _aten.select.int:
+                return True
+        return False
+
     def _is_term(self, node: fx.Node) -> bool:
         return self._is_mean_entropy(node) or self._is_quotient(node)
 
@@ -207,11 +239,20 @@ class _Walk:
         while isinstance(node, fx.Node) and node in self._alone and self._numel(node) == 1:
             if node.target in _SUMS | _MEANS:
                 return node if node not in self._fixed else None
-            others = [a for a in node.all_input_nodes[1:] if a not in self._fixed]
-            if node.target not in _COUNT_CHAIN or others or not node.args:
+            if node.target not in _COUNT_CHAIN or not self._keeps_count(node):
                 return None
             node = node.args[0]
         return None
+
+    def _keeps_count(self, node: fx.Node) -> bool:
+        """Whether an operation between a count and a division changes no count from 1 on."""
+        given = arguments(node)
+        if node.target is _aten.add.Tensor:
+            return isinstance(given["other"], float) and abs(given["other"]) <= _EPSILON
+        if node.target in (_aten.clamp.default, _aten.clamp_min.default):
+            least = given["min"]
+            return isinstance(least, int | float) and least <= 1 and given.get("max") is None
+        return True
 
     def _is_sum(self, node: Any, kinds: set[Any]) -> bool:
         """Whether a numerator, [], is a sum of the kind that its count is."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from swaptrain.capture.losses.counting import Counter
 from swaptrain.capture.losses.terms import LossTerms
@@ -22,6 +24,8 @@ class LossWeighting:
     """With the choice written out: what a run records."""
     counter: Counter | None
     """Counts trained tokens; None where the model's loss has none to count."""
+    masked: bool
+    """Whether labels of the first micro-batch are no ids: text of which a part is predicted."""
     reason: str
     """Why it is micro_batches, where the config left that open; else nothing."""
 
@@ -33,11 +37,11 @@ class LossWeighting:
     def may_differ(self, source: DataConfig) -> bool:
         """Whether two micro-batches of this data may count unequally many tokens.
 
-        Those of text and token ids do not, where the model masks none of them itself.
+        Those of text and token ids do not, where neither data nor model leave any of them out.
         """
         if self.counter is None:
             return False
-        return source.python is not None or not self.counter.every_id_counts
+        return source.python is not None or self.masked or not self.counter.every_id_counts
 
     @property
     def matters(self) -> bool:
@@ -51,8 +55,10 @@ class LossWeighting:
         return "every micro-batch of a step counts alike (train.loss_weighting: micro_batches)"
 
 
-def choose_weighting(config: Config, losses: LossTerms, keys: Collection[str]) -> LossWeighting:
-    """Return what `train.loss_weighting` comes to; `keys` are those of a micro-batch.
+def choose_weighting(
+    config: Config, losses: LossTerms, batch: Mapping[str, Tensor]
+) -> LossWeighting:
+    """Return what `train.loss_weighting` comes to; `batch` is the first micro-batch.
 
     Raises ConfigError where tokens are asked for and cannot be weighted.
     """
@@ -67,7 +73,8 @@ def choose_weighting(config: Config, losses: LossTerms, keys: Collection[str]) -
     chosen = asked or "tokens"
     if asked is None and losses.counter is None:
         chosen, reason = "micro_batches", f"the loss cannot be weighted by tokens: {losses.reason}"
-    elif asked is None and "labels" not in keys:
+    elif asked is None and "labels" not in batch:
         chosen, reason = "micro_batches", "the batch has no `labels`, and the config leaves it open"
     train = config.train.model_copy(update={"loss_weighting": chosen})
-    return LossWeighting(config.model_copy(update={"train": train}), losses.counter, reason)
+    masked = "labels" in batch and bool((batch["labels"] < 0).any())
+    return LossWeighting(config.model_copy(update={"train": train}), losses.counter, masked, reason)

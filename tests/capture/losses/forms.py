@@ -195,7 +195,16 @@ def guarded(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor
     return torch.where(mask.any(), mean, torch.zeros(()))
 
 
+def in_pieces(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
+    """Some rows of logits after others, to save memory."""
+    logits, targets = k.head(h)[:, :-1].flatten(0, 1), y[:, 1:].flatten()
+    pieces = zip(logits.split(3), targets.split(3), strict=True)
+    sum_ = sum(F.cross_entropy(a, b, reduction="sum") for a, b in pieces)
+    return sum_ / ((targets != IGNORED).sum() if n is None else n[0])
+
+
 ADDITIVE = {
+    "in pieces": Form(in_pieces),
     "causal": Form(causal),
     "smoothed": Form(smoothed),
     "class weights": Form(class_weights, count_classes),
@@ -257,6 +266,17 @@ def by_sequence(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Te
     return ((each(k, h, y) * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
+def item_after_item(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
+    logits = k.head(h)
+    means = [F.cross_entropy(logits[i, :-1], y[i, 1:]) for i in range(len(y))]
+    return torch.stack(means).mean()
+
+
+def smoothed_count(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
+    mask = mask_of(y)[0].float()
+    return (each(k, h, y) * mask).sum() / (mask.sum() + 4.0)
+
+
 def of_the_batch(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
     return causal(k, h, y, n, m) * (y == 3).sum()
 
@@ -279,6 +299,8 @@ HIDDEN = {
     "own": (Form(own_targets), "do not come of the batch alone"),
     "written": (Form(written_targets), "do not come of the batch alone"),
     "by sequence": (Form(by_sequence), "in a way that is not known"),
+    "item after item": (Form(item_after_item), "some of the items of a micro-batch"),
+    "smoothed count": (Form(smoothed_count), "in a way that is not known"),
     "times a count": (Form(of_the_batch), "otherwise than as a term of a sum"),
     "squares": (Form(squares), "no cross entropy"),
     "probabilities": (Form(probabilities), "no cross entropy"),
