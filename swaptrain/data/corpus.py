@@ -144,10 +144,20 @@ def _files_of(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
         return
-    for directory, subdirectories, names in os.walk(path):
+    entered: set[tuple[int, int]] = set()
+    for directory, subdirectories, names in os.walk(path, followlinks=True, onerror=_raise):
+        status = os.stat(directory)
+        if (status.st_dev, status.st_ino) in entered:  # a link leads to what was read already
+            subdirectories.clear()
+            continue
+        entered.add((status.st_dev, status.st_ino))
         subdirectories.sort()
         for name in sorted(names):
             yield os.path.join(directory, name)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def hash_files(

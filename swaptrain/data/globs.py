@@ -38,7 +38,13 @@ def matches(pattern: str) -> list[str]:
     parts = [part for part in pattern.split("/") if part]
     parts = [p for i, p in enumerate(parts) if p != "**" or i == 0 or parts[i - 1] != "**"]
     walk = _Walk(pattern)
-    return sorted(set(walk.below(start, parts, walk.above(start or "."))))
+    try:
+        return sorted(set(walk.below(start, parts, walk.above(start or "."))))
+    except RecursionError as error:
+        raise GlobError(
+            f"{pattern!r} leads through hundreds of directories in each other: write a "
+            "narrower glob"
+        ) from error
 
 
 class _Walk:

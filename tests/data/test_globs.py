@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swaptrain.data import globs
-from swaptrain.data.corpus import find_files
+from swaptrain.data.corpus import find_files, hash_files
 from swaptrain.data.globs import matches
 from swaptrain.errors import ConfigError
 
@@ -109,6 +109,36 @@ def test_what_is_no_file_is_refused_without_being_opened(tree: Path) -> None:
     os.mkfifo(tree / "array" / "c")
     with pytest.raises(ConfigError, match="array/c is a named pipe"):
         find_files([tree / "array"], key="data.tokens", directories=True)
+
+
+def test_what_links_in_an_array_lead_to_is_part_of_it(tree: Path) -> None:
+    """Chunks on another disk count in its size and digest; a link back into it ends."""
+    array = tree / "array"
+    array.mkdir()
+    (array / "zarr.json").write_text("{}")
+    (tree.parent / "chunks").mkdir()
+    (tree.parent / "chunks" / "0").write_bytes(b"12345")
+    (array / "c").symlink_to(tree.parent / "chunks")
+    (tree.parent / "chunks" / "back").symlink_to(array)
+    (found,) = find_files([array], key="data.tokens", directories=True)
+    assert found.size_bytes == 7
+    (first,) = hash_files([found], {}, key="data.tokens")
+    (tree.parent / "chunks" / "0").write_bytes(b"54321")
+    (second,) = hash_files([found], {}, key="data.tokens")
+    assert first.content != second.content
+
+
+def test_directories_in_each_other_without_end_are_refused(tree: Path) -> None:
+    """A glob that would need too deep a call says so."""
+    deep = tree
+    for _ in range(600):
+        deep = deep / "d"
+    os.makedirs(deep)
+    with pytest.raises(ConfigError, match="hundreds of directories"):
+        names(tree, "**/*.txt")
+    while deep != tree:  # pytest's own cleaning is as recursive
+        deep.rmdir()
+        deep = deep.parent
 
 
 def test_a_directory_that_cannot_be_listed_and_an_endless_glob_are_refused(

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from swaptrain.config import DataConfig
-from swaptrain.data import open_data, open_example
+from swaptrain.config import DataConfig, EvalConfig
+from swaptrain.data import open_data, open_eval, open_example
 from swaptrain.data.batches import Batches
 from swaptrain.data.seeded import check_repeatable, item_seed
 from swaptrain.errors import ConfigError
@@ -206,6 +206,12 @@ def test_a_start_refuses_it_and_training_seeds(
         for name in ("one", "two")
     )
     two.batch(2, 0)
+    held_out = EvalConfig(python="drawing_items:items", kwargs={"own": False}, every=1)
+    drawn = [
+        open_eval(held_out, config, run_dir=tmp_path / name, model_vocabulary=None).batch(1, 0)
+        for name in ("one", "two")
+    ]
+    assert same(*drawn)
     chosen = data_config(python="drawing_items:chosen")
     found = []
     for number in range(2):
