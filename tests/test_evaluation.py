@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swaptrain.config import Config, DataConfig, EvalConfig
 from swaptrain.data import look_at_held_out, open_eval
 from swaptrain.errors import BudgetError, CaptureError, ConfigError
 from swaptrain.execute.prepare import Prepared
+from tests.capture.test_evaluation import Base
 from tests.support.runs import (
     assert_same_bits,
     config_of,
@@ -116,8 +117,6 @@ def test_every_held_out_item_counts_once(tmp_path: Path) -> None:
 
 def reference_model(config: Config) -> torch.nn.Module:
     """Return the model with the weights of the run, in evaluation mode."""
-    from tests.capture.test_evaluation import Base
-
     model = Base().eval()
     model.load_state_dict(weights(config.run.dir))
     return model
@@ -165,6 +164,26 @@ def test_held_out_data_that_comes_later_changes_no_step(tmp_path: Path) -> None:
     assert held_out_losses(run_dir)[4] == held_out_losses(whole)[4]
     assert losses(run_dir) == losses(whole)
     assert_same_bits(weights(run_dir), weights(whole))
+
+
+class Drawn(Base):
+    """Reads a tensor in evaluation mode that its constructor draws behind a large weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Linear(16, 512)
+        self.codes = torch.randn(16)
+
+    def mid(self, h: Tensor) -> Tensor:
+        return h if self.training else h * self.codes
+
+
+def test_a_drawn_constant_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    """It is no buffer, so no store has it: the constructor draws it again."""
+    model = {"model": {"python": f"{HERE}:Drawn"}}
+    trained(job(tmp_path / "run", "", **model, train={"steps": 2}))
+    config = job(tmp_path / "run", "", **model)
+    assert held_out_losses(trained(config)) == reference(config).eval_losses
 
 
 @pytest.mark.parametrize("kind", ["Structure", "ReadsValues", "Chained"])

@@ -16,9 +16,12 @@ from swaptrain.config import Config
 from swaptrain.errors import CaptureError
 from tests.capture.in_memory import (
     captured_model,
+    captured_with_evaluation,
     cut_everywhere,
     cut_into,
+    eager_losses,
     eager_step,
+    segment_losses,
     segment_step,
 )
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
@@ -207,10 +210,10 @@ MODELS: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-def factory_of(name: str) -> Callable[[], nn.Module]:
+def factory_of(name: str, fields: dict[str, Any] | None = None) -> Callable[[], nn.Module]:
     architecture = MODELS[name]
     config = transformers.AutoConfig.for_model(
-        architecture.model_type or name, **architecture.fields
+        architecture.model_type or name, **{**architecture.fields, **(fields or {})}
     )
     config.use_cache = False
     head: Any = getattr(transformers, architecture.head)
@@ -227,7 +230,10 @@ def factory_of(name: str) -> Callable[[], nn.Module]:
     "name", [pytest.param(name, id=f"{name}: {a.expected}") for name, a in MODELS.items()]
 )
 def test_a_step_by_segments_equals_plain_pytorch(name: str, tmp_path: Path) -> None:
-    """Uncut and cut at every legal gap: losses, gradients and buffers of two micro-batches."""
+    """Uncut and cut at every legal gap: losses, gradients and buffers of two micro-batches.
+
+    And, cut so, the loss of a held-out batch in evaluation mode.
+    """
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     architecture, factory = MODELS[name], factory_of(name)
@@ -236,11 +242,17 @@ def test_a_step_by_segments_equals_plain_pytorch(name: str, tmp_path: Path) -> N
         with pytest.raises(CaptureError, match=architecture.refusal):
             captured_model(factory, batches[0], tmp_path)
         return
-    uncut = captured_model(factory, batches[0], tmp_path)
+    held_out = batches[1:]
+    uncut, evaluations = captured_with_evaluation(factory, batches[:1], tmp_path)
     plain = eager_step(factory, batches)
     whole = segment_step(cut_into(uncut, 1 << 40), factory, batches)
     pieces = cut_everywhere(uncut)
     assert len(pieces.model.segments) > 20
+    torch.manual_seed(0)
+    model = factory()
+    expected = eager_losses(model, held_out)
+    evaluated = segment_losses(pieces, evaluations, model, held_out)
+    assert evaluated == (expected if architecture.expected == "same bits" else close(expected))
     swapped = segment_step(pieces, factory, batches)
     assert swapped.differences(whole) == []
     if architecture.expected == "same bits":
@@ -253,6 +265,35 @@ def test_a_step_by_segments_equals_plain_pytorch(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(
             swapped.gradients[parameter], gradient, rtol=1e-4, atol=1e-5 * scale
         )
+
+
+DRAWING: dict[str, dict[str, Any]] = {
+    "swin": {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.2},
+    "whisper": {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1},
+    "bart": {"dropout": 0.2, "activation_dropout": 0.1},
+    "t5": {"dropout_rate": 0.2},
+    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "mixtral": {"output_router_logits": True, "router_jitter_noise": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_an_architecture_that_draws_evaluates_without_draws(name: str, tmp_path: Path) -> None:
+    """Stochastic depth, dropout and jitter are off: the loss has the bits of plain PyTorch."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    factory = factory_of(name, DRAWING[name])
+    held_out = [{k: v[:1].clone() for k, v in MODELS[name].batches()[0].items()}]
+    uncut, evaluations = captured_with_evaluation(factory, held_out, tmp_path)
+    torch.manual_seed(0)
+    model = factory()
+    expected = eager_losses(model, held_out)
+    evaluated = segment_losses(cut_everywhere(uncut), evaluations, model, held_out)
+    assert evaluated == (expected if MODELS[name].expected == "same bits" else close(expected))
+
+
+def close(values: list[float]) -> Any:
+    return pytest.approx(values, rel=1e-5)
 
 
 def _job(tmp_path: Path, hf: dict[str, Any], *, segment: str) -> Config:

@@ -102,14 +102,16 @@ def _built(
     """Build the model, of a run that goes on without drawing its initial weights again.
 
     Only where its graph or a constant is another then, since numbers that the constructor drew are
-    in them, are they drawn all the same.
+    in them, or where an evaluation reads tensors that nothing has recorded, are they drawn all the
+    same.
     """
     if root is None:
         return build(config, factory, example, draw=draw, held_out=held_out, note=note)
     buffers = read_buffers(config.run.dir)
     again = partial(build, config, factory, example, held_out=held_out, buffers=buffers)
     built = again(draw=False)
-    if draw and built.content != root.choices.get("content"):
+    drawn = any(graph.own_attributes for graph in built.evaluations)
+    if draw and (drawn or built.content != root.choices.get("content")):
         return again(draw=True)
     return built
 

@@ -40,6 +40,9 @@ class UncutEvaluation:
     """What its loss is the sum of."""
     flagged: frozenset[str]
     """Parameters that require a gradient: some kernels look at the flag without a gradient too."""
+    own_attributes: bool
+    """Whether it reads plain tensor attributes of the model that training does not: no store holds
+    what a constructor may have drawn for them."""
 
 
 def capture_evaluation(
@@ -62,9 +65,11 @@ def capture_evaluation(
             captured = export_graph(module, fake_mode, batch, train=False)
         return _uncut(module, fake_mode, captured, batch, training, batches)
     except CaptureError as error:
+        items = len(next(iter(batch.values())))
         raise CaptureError(
-            f"eval: the loss of {type(module).__name__} in evaluation mode (module.eval()) cannot "
-            f"be had: {error}\n  without held-out losses (eval=null) the run trains"
+            f"eval: the loss of {type(module).__name__} in evaluation mode (module.eval()), of a "
+            f"batch of {items} items, cannot be had: {error}\n  without held-out losses "
+            "(eval=null) the run trains"
         ) from error
 
 
@@ -88,6 +93,7 @@ def _uncut(
     if replace_inplace(captured, trace):
         trace = traced()
     state = _state(captured, training)
+    own_attributes = _reads_own_attributes(captured, module, training)
     if hoist_constants(captured, trace, state):
         trace = traced()
     output = next(node for node in captured.graph.nodes if node.op == "output")
@@ -103,6 +109,7 @@ def _uncut(
         batches=batches,
         losses=_losses(captured, trace, list(batch), state),
         flagged=frozenset(name for name, p in module.named_parameters() if p.requires_grad),
+        own_attributes=own_attributes,
     )
 
 
@@ -188,6 +195,20 @@ def _losses(
     if losses.counter is not None and losses.counter.reads & state.keys():
         return LossTerms(reason="what it counts depends on buffers that training changes")
     return losses
+
+
+def _reads_own_attributes(captured: fx.GraphModule, module: nn.Module, training: Uncut) -> bool:
+    """Whether the graph fetches a tensor of the module that no state dict and no training has."""
+    known = {*module.state_dict(), *dict(module.named_buffers())}
+    known |= {binding.name.removeprefix("model.") for binding in training.origins.values()}
+    for node in captured.graph.nodes:
+        name = str(node.target).removeprefix("model.")
+        path, _, attribute = name.rpartition(".")
+        if node.op == "get_attr" and name not in known and name != str(node.target):
+            owner = next((m for n, m in module.named_modules() if n == path), None)
+            if owner is not None and hasattr(owner, attribute):  # a literal has no owner
+                return True
+    return False
 
 
 def _origins(
