@@ -250,6 +250,8 @@ class OpenRun:
             self._prepared.plan.captured,
             by_tokens=self._prepared.weighting.by_tokens,
         )
+        if weights.remark:
+            self._progress.note(weights.remark)
         return data, Evaluation(weights, config.eval.every)
 
     def _loss_weights(self, data: Batches, source: DataConfig) -> LossWeights:

@@ -30,6 +30,18 @@ class HeldOutWeights:
         self._data, self._captured, self._by_tokens = data, captured, by_tokens
         self._items = [len(data.items(1, m)) for m in range(data.micro_batches)]
 
+    @property
+    def remark(self) -> str:
+        """What a start says where steps weigh tokens and evaluations cannot; else nothing."""
+        if not self._by_tokens or self._counters() is not None:
+            return ""
+        reasons = (graph.losses.reason for graph in self._captured.evaluations)
+        why = next(filter(None, reasons), "its batches have losses of different terms")
+        return (
+            f"the loss in evaluation mode cannot be weighted by tokens: {why}. Each held-out item "
+            "weighs alike"
+        )
+
     def batch(self, m: int) -> Mapping[str, Tensor]:
         """Return a batch in the dtypes of the model."""
         return cast_as_captured(self._data.batch(1, m), self._captured.model)

@@ -227,3 +227,28 @@ def test_the_reference_divides_further_terms_by_the_micro_batches() -> None:
     assert result.losses == pytest.approx([total], abs=1e-6)
     expected = model.out.weight.detach() - 0.1 * model.out.weight.grad
     torch.testing.assert_close(result.parameters["out.weight"], expected, atol=1e-6, rtol=1e-6)
+
+
+class FocalWhenHeldOut(models.Language):
+    """A mean over tokens in training, and another loss in evaluation mode."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        loss = super().forward(input_ids, labels)
+        return loss if self.training else torch.exp(-loss)
+
+
+def focal_when_held_out() -> FocalWhenHeldOut:
+    return FocalWhenHeldOut()
+
+
+def test_held_out_losses_that_cannot_be_weighted_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps weigh tokens then, and an evaluation its items."""
+    model = {"python": "tests.execute.weighting.test_weighting:focal_when_held_out"}
+    data = {"python": LANGUAGE["data"]["python"], "kwargs": {"counts": [4, 7]}}
+    tree = {**LANGUAGE, "model": model, "train": {"steps": 1}}
+    config = config_of(tmp_path / "run", {**tree, "eval": {**data, "every": 1, "batches": 2}})
+    run_dir = trained(config)
+    assert "the loss in evaluation mode cannot be weighted by tokens" in capsys.readouterr().out
+    assert rows(run_dir)[0]["eval_loss"] == reference(config).eval_losses[1]
