@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from swaptrain.capture.losses.terms import LossTerms, arguments
+from swaptrain.capture.losses.operations import arguments
+from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.losses.weighting import divided, over_all, part, reduction, share
 
 __all__ = ["weigh"]

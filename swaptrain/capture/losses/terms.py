@@ -17,56 +17,32 @@ import torch
 from torch import fx
 
 from swaptrain.capture.losses.counting import Counter, Target, batch_alone, counter, needed
-from swaptrain.capture.trace import Trace, is_random, resolve_attribute
+from swaptrain.capture.losses.operations import (
+    ADDED,
+    COUNT_CHAIN,
+    ENTROPIES,
+    EPSILON,
+    JOINED,
+    MEAN,
+    MEANS,
+    PARTS,
+    PICKS,
+    SAME,
+    SCALED,
+    SUM,
+    SUMS,
+    ancestors,
+    arguments,
+    fixed_nodes,
+    is_entropy,
+    is_logarithm,
+    picks_classes,
+)
+from swaptrain.capture.trace import Trace
 
 __all__ = ["LossTerms", "loss_terms"]
 
 _aten = torch.ops.aten
-_NONE, _MEAN, _SUM = 0, 1, 2
-"""torch's numbers of the reductions."""
-_ENTROPIES = (_aten.cross_entropy_loss.default, _aten.nll_loss_nd.default, _aten.nll_loss.default)
-_OTHER_ENTROPIES = (
-    _aten.binary_cross_entropy_with_logits.default,
-    _aten.binary_cross_entropy.default,
-)
-_SAME = {
-    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default),
-    *(_aten.view.default, _aten.reshape.default, _aten.alias.default, _aten.clone.default),
-    *(_aten.contiguous.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.unsqueeze.default),
-    *(_aten.neg.default, _aten.sum.default, _aten.sum.dim_IntList, _aten.nan_to_num.default),
-    *(_aten.mean.default, _aten.mean.dim, _aten.flatten.using_ints, _aten.select.int),
-}
-"""Linear in their first argument, without another."""
-_SCALED = {
-    _aten.mul.Tensor,
-    _aten.mul.Scalar,
-    _aten.div.Tensor,
-    _aten.div.Scalar,
-    _aten.dot.default,
-}
-_ADDED = {_aten.add.Tensor, _aten.add.Scalar, _aten.sub.Tensor, _aten.sub.Scalar, _aten.rsub.Scalar}
-_JOINED = {_aten.stack.default, _aten.cat.default}
-_SUMS = {
-    *(_aten.sum.default, _aten.sum.dim_IntList, _aten.dot.default, _aten.einsum.default),
-    *(_aten.count_nonzero.default, _aten.count_nonzero.dim_IntList),
-}
-_MEANS = {_aten.mean.default, _aten.mean.dim}
-_COUNT_CHAIN = {
-    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default),
-    *(_aten.clamp.default, _aten.clamp_min.default, _aten.add.Tensor),
-    *(_aten.view.default, _aten.reshape.default, _aten.alias.default, _aten.detach.default),
-    *(_aten.squeeze.default, _aten.clone.default),
-}
-"""What may lie between a count and the division by it; all but the count are numbers."""
-_EPSILON = 1e-3
-"""The most that is added to a count against a division by 0."""
-_PARTS = {
-    *(_aten.select.int, _aten.unbind.int, _aten.slice.Tensor, _aten.split.Tensor),
-    *(_aten.split.sizes, _aten.split_with_sizes.default, _aten.chunk.default),
-    *(_aten.narrow.default, _aten.index_select.default),
-}
-"""Take a part along a dimension."""
-_PICKS = (_aten.gather.default, _aten.take_along_dim.default)
 
 
 @dataclass(frozen=True)
@@ -111,7 +87,7 @@ class _Walk:
     def __init__(self, captured: fx.GraphModule, trace: Trace) -> None:
         self._captured, self._trace = captured, trace
         self._alone = batch_alone(captured, trace)
-        self._fixed = _fixed(captured, trace)
+        self._fixed = fixed_nodes(captured, trace)
         self.targets: list[Target] = []
         self.entropies: dict[fx.Node, int] = {}
         self.quotients: dict[fx.Node, int] = {}
@@ -168,7 +144,7 @@ class _Walk:
 
     def _add(self, node: fx.Node) -> None:
         number = len(self.targets)
-        if node.target in _ENTROPIES:
+        if node.target in ENTROPIES:
             given = arguments(node)
             weight = given["weight"]
             self.targets.append(
@@ -191,7 +167,7 @@ class _Walk:
         (size,) = sizes
         for node in needed(self._trace, nodes):
             source = node.args[0] if node.args else None
-            if node.target not in _PARTS or not isinstance(source, fx.Node):
+            if node.target not in PARTS or not isinstance(source, fx.Node):
                 continue
             whole, made = (self._trace.facts[n].tensors for n in (source, node))
             dim = arguments(node).get("dim", 0)
@@ -207,12 +183,12 @@ class _Walk:
         return self._is_mean_entropy(node) or self._is_quotient(node)
 
     def _is_mean_entropy(self, node: fx.Node) -> bool:
-        if not _picks_classes(node):
+        if not picks_classes(node):
             return False
         given = arguments(node)
         weight = given["weight"]
         return (
-            given["reduction"] == _MEAN
+            given["reduction"] == MEAN
             and self._is_countable(given["target"])
             and (weight is None or self._is_countable(weight))
         )
@@ -230,16 +206,16 @@ class _Walk:
         count = self._count_of(below)
         if count is None or not self._is_countable(count):
             return False
-        return self._is_sum(above, _MEANS if count.target in _MEANS else _SUMS) and any(
-            _is_entropy(n) or self._picks_targets(n) for n in _ancestors([above])
+        return self._is_sum(above, MEANS if count.target in MEANS else SUMS) and any(
+            is_entropy(n) or self._picks_targets(n) for n in ancestors([above])
         )
 
     def _count_of(self, node: Any) -> fx.Node | None:
         """Return the sum over the batch that a denominator is, behind casts and clamps."""
         while isinstance(node, fx.Node) and node in self._alone and self._numel(node) == 1:
-            if node.target in _SUMS | _MEANS:
+            if node.target in SUMS | MEANS:
                 return node if node not in self._fixed else None
-            if node.target not in _COUNT_CHAIN or not self._keeps_count(node):
+            if node.target not in COUNT_CHAIN or not self._keeps_count(node):
                 return None
             node = node.args[0]
         return None
@@ -248,7 +224,7 @@ class _Walk:
         """Whether an operation between a count and a division changes no count from 1 on."""
         given = arguments(node)
         if node.target is _aten.add.Tensor:
-            return isinstance(given["other"], float) and abs(given["other"]) <= _EPSILON
+            return isinstance(given["other"], float) and abs(given["other"]) <= EPSILON
         if node.target in (_aten.clamp.default, _aten.clamp_min.default):
             least = given["min"]
             return isinstance(least, int | float) and least <= 1 and given.get("max") is None
@@ -260,17 +236,27 @@ class _Walk:
             return False
         if node.target in kinds:
             return True
-        if _is_entropy(node):
-            return kinds is _SUMS and arguments(node)["reduction"] == _SUM
-        children = tuple(self._linear(node)) if node.target not in _SUMS | _MEANS else ()
+        if is_entropy(node):
+            return kinds is SUMS and arguments(node)["reduction"] == SUM
+        children = tuple(self._linear(node)) if node.target not in SUMS | MEANS else ()
         return bool(children) and all(self._is_sum(child, kinds) for child in children)
 
     def _picks_targets(self, node: fx.Node) -> bool:
-        """Whether it takes the logarithms of the targets' probabilities, by an index."""
-        if node.op != "call_function" or node.target not in _PICKS:
+        """Whether it takes the logarithms of the targets' probabilities, by an index or a mask."""
+        if node.op != "call_function":
             return False
-        index = arguments(node)["index" if node.target is _PICKS[0] else "indices"]
-        return isinstance(index, fx.Node) and index in self._alone and index not in self._fixed
+        of_batch = [n for n in node.all_input_nodes[1:] if n in self._alone - self._fixed]
+        if node.target in PICKS:
+            return bool(of_batch)
+        if node.target is _aten.index.Tensor:
+            return bool(of_batch) and is_logarithm(node.args[0])
+        if node.target is not _aten.mul.Tensor:
+            return False
+        first, second = node.args[:2]
+        return any(
+            is_logarithm(one) and other in self._alone - self._fixed
+            for one, other in ((first, second), (second, first))
+        )
 
     def _numel(self, node: fx.Node) -> int:
         facts = self._trace.facts.get(node)
@@ -282,11 +268,11 @@ class _Walk:
             return
         first, rest = node.args[0], list(node.args[1:])
         nodes = [a for a in node.args if isinstance(a, fx.Node)]
-        if node.target in _SAME and isinstance(first, fx.Node):
+        if node.target in SAME and isinstance(first, fx.Node):
             yield first
-        elif node.target in _ADDED:
+        elif node.target in ADDED:
             yield from dict.fromkeys(nodes)
-        elif node.target in _JOINED:
+        elif node.target in JOINED:
             yield from dict.fromkeys(node.all_input_nodes)
         elif (
             node.target is _aten.where.self
@@ -294,14 +280,14 @@ class _Walk:
             and nodes[0] not in nodes[1:]
         ):
             yield from dict.fromkeys(nodes[1:])
-        elif node.target in _SCALED and isinstance(first, fx.Node):
+        elif node.target in SCALED and isinstance(first, fx.Node):
             if all(not isinstance(a, fx.Node) or a in self._fixed for a in rest):
                 yield first
             elif "div" not in str(node.target) and first in self._fixed:
                 yield from nodes[1:]
 
     def _adds_number(self, node: fx.Node) -> bool:
-        return node.target in _ADDED and any(
+        return node.target in ADDED and any(
             isinstance(a, int | float) and a for a in node.args[1:2]
         )
 
@@ -313,65 +299,15 @@ class _Walk:
 
     def _hidden(self, leaf: fx.Node) -> str:
         """Say why a cross entropy inside of a term that counts nothing cannot be weighted."""
-        inner = _ancestors([leaf])
+        inner = ancestors([leaf])
         for node in inner:
-            if _picks_classes(node) and arguments(node)["reduction"] == _MEAN:
+            if picks_classes(node) and arguments(node)["reduction"] == MEAN:
                 if not self._is_countable(arguments(node)["target"]):
                     return "the targets of its cross entropy do not come of the batch alone"
                 return "its cross entropy enters it otherwise than as a term of a sum"
-        if any(_is_entropy(n) or self._picks_targets(n) for n in inner):
+        if any(is_entropy(n) or self._picks_targets(n) for n in inner):
             for node in inner:
                 below = node.args[1] if len(node.args) > 1 else None
                 if "div" in str(node.target) and below in self._alone - self._fixed:
                     return "it divides its cross entropies by counts in a way that is not known"
         return ""
-
-
-def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return all arguments of an operation by their names in its schema."""
-    target: Any = node.target
-    given = {argument.name: argument.default_value for argument in target._schema.arguments}
-    given.update(zip(given, node.args, strict=False))
-    return given | node.kwargs
-
-
-def _picks_classes(node: fx.Node) -> bool:
-    """Whether it is a cross entropy of class numbers, not of probabilities."""
-    if node.op != "call_function" or node.target not in _ENTROPIES:
-        return False
-    value = arguments(node)["target"].meta.get("val")
-    return not (isinstance(value, torch.Tensor) and value.is_floating_point())
-
-
-def _is_entropy(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in (*_ENTROPIES, *_OTHER_ENTROPIES)
-
-
-def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Return the nodes and all that they come of."""
-    found: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
-
-
-def _fixed(captured: fx.GraphModule, trace: Trace) -> set[fx.Node]:
-    """Return the nodes that are the same for all micro-batches of a step: no batch, no draws."""
-    written: set[int] = set().union(*(facts.written for facts in trace.facts.values()))
-    fixed: set[fx.Node] = set()
-    for node in captured.graph.nodes:
-        if node.op == "get_attr":
-            value = resolve_attribute(captured, str(node.target))
-            if isinstance(value, torch.Tensor) and not trace.facts[node].touched & written:
-                fixed.add(node)
-        elif (
-            node.op == "call_function"
-            and not is_random(node)
-            and all(argument in fixed for argument in node.all_input_nodes)
-        ):
-            fixed.add(node)
-    return fixed

@@ -176,6 +176,21 @@ def gathered(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tenso
     return sum_ / (mask.sum() if n is None else n[0]) + 0.1 * rest(h.mean(), m)
 
 
+def by_one_hot(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
+    mask, targets = mask_of(y)
+    wanted = F.one_hot(targets, CLASSES).float() * mask[..., None]
+    sum_ = -(wanted * k.head(h)[:, :-1].log_softmax(-1)).sum()
+    return sum_ / (wanted.sum() if n is None else n[0])
+
+
+def by_index(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
+    mask, targets = mask_of(y)
+    logs = k.head(h)[:, :-1].flatten(0, 1).log_softmax(-1)
+    each_ = -logs[torch.arange(len(logs)), targets.flatten()]
+    weights = mask.flatten().float()
+    return torch.dot(each_, weights) / (weights.count_nonzero() if n is None else n[0])
+
+
 def sum_over_count(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
     sum_ = F.cross_entropy(k.head(h)[:, :-1].flatten(0, 1), y[:, 1:].flatten(), reduction="sum")
     return sum_ / ((y[:, 1:] != IGNORED).sum() if n is None else n[0])
@@ -222,6 +237,8 @@ ADDITIVE = {
         means_by_hand, lambda _, y: [float((y[:, 1:] != IGNORED).float().mean())]
     ),
     "gathered": Form(gathered),
+    "by one hot": Form(by_one_hot),
+    "by index": Form(by_index),
     "sum over count": Form(sum_over_count),
     "two choices": Form(two_choices),
     "guarded": Form(guarded),
