@@ -132,13 +132,14 @@ def _with_saves(plan: Plan, segments: list[int]) -> Plan:
     if not segments:
         return plan
     model, counts = plan.captured.model, plan.measured.saved_count
-    tensors = sum(counts[model.segment(k).isomorphism] for k in segments)
-    graphs_bytes = tensors * plan.builder.wave * _TENSOR_BYTES
+    tensors = sum(counts[model.segment(k).isomorphism] for k in segments) * plan.builder.wave
+    graphs_bytes = tensors * _TENSOR_BYTES
     plan = replace(
         plan,
         builder=replace(plan.builder, saves=frozenset(segments)),
         arena_bytes=plan.arena_bytes + graphs_bytes,
         pool_bytes=plan.pool_bytes - graphs_bytes,
+        saved_tensors=tensors,
     )
     return replace(plan, peaks=plan.check())
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from swaptrain.capture.capture import Captured
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.operations import Operations, Slabs
-from swaptrain.memory.malloc import release, retain
+from swaptrain.memory.malloc import release, retain, trim
 from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
 from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
 
-__all__ = ["DryRun", "Measured", "dry_run", "sample_groups", "slab_bytes"]
+__all__ = ["DryRun", "Measured", "dry_run", "kind_of", "sample_groups", "slab_bytes"]
 
 _ROUNDS = 3
 _STD = 0.02
@@ -40,6 +40,8 @@ class Measured:
     seconds: dict[tuple[Operation, int, bool], float] = field(default_factory=dict)
     """By operation, isomorphism class, and whether autograd's tensors are saved for the backward:
     the median of several rounds."""
+    own_bytes: dict[tuple[Operation, int, bool], int] = field(default_factory=dict)
+    """The most that torch takes for one such instruction where it finds no free block."""
 
 
 class DryRun:
@@ -100,11 +102,15 @@ class DryRun:
         """
         with self._slabs(key for i in instructions for key in i.touches) as (pool, slabs):
             for instruction in instructions:
+                if step == 1:
+                    trim()  # so that free blocks, which it might not find, count as taken again
+                before_bytes = resident_bytes() - pool.held_bytes
                 reset_peak()
                 begun = time.perf_counter()
                 self._execute(instruction, slabs, step)
                 self._note_seconds(instruction, time.perf_counter() - begun)
                 self._peaks.append(peak_resident_bytes() - pool.held_bytes)
+                self._note_own(instruction, self._peaks[-1] - before_bytes)
                 if instruction.operation in (Operation.FORWARD, Operation.EVALUATE):
                     self._keep_integers(instruction, slabs)
 
@@ -119,10 +125,12 @@ class DryRun:
             isomorphism = self.captured.computed_by(instruction).isomorphism
             self._rounds.pop((instruction.operation, isomorphism, False), None)
 
+    def _note_own(self, instruction: Instruction, taken_bytes: int) -> None:
+        key, own = kind_of(self.captured, instruction), self.measured.own_bytes
+        own[key] = max(own.get(key, 0), taken_bytes)
+
     def _note_seconds(self, instruction: Instruction, seconds: float) -> None:
-        isomorphism = self.captured.computed_by(instruction).isomorphism
-        saves = any(key.kind is Kind.SAVED for key in instruction.touches)
-        key = instruction.operation, isomorphism, saves
+        key = kind_of(self.captured, instruction)
         rounds = self._rounds.setdefault(key, [])
         rounds.append(seconds)
         self.measured.seconds[key] = statistics.median(rounds)
@@ -259,7 +267,15 @@ def dry_run(
         release()
         if not marks:
             taken = max(2 * captured.computed_by(i).activation_bytes for i in samples)
+            run.measured.own_bytes.clear()
     return replace(run.measured, arena_bytes=taken)
+
+
+def kind_of(captured: Captured, instruction: Instruction) -> tuple[Operation, int, bool]:
+    """Return an instruction's operation, its class, and whether autograd's tensors are saved."""
+    isomorphism = captured.computed_by(instruction).isomorphism
+    saves = any(key.kind is Kind.SAVED for key in instruction.touches)
+    return instruction.operation, isomorphism, saves
 
 
 def sample_groups(captured: Captured, program: Program) -> list[list[Instruction]]:

@@ -135,6 +135,8 @@ class Executor:
             for position, instruction in enumerate(program):
                 self._begin(instruction)
                 slabs = self._tier.acquire(instruction, position)
+                if self._guard.make_way(instruction):
+                    self._tier.give_way(position)
                 self._tier.prefetch(position)
                 self._operations.ahead.expect(
                     islice(program, position + 1, None),

@@ -21,7 +21,7 @@ from swaptrain.execute.executor import Executor
 from swaptrain.execute.finished import begun_otherwise, separate_all, start_over
 from swaptrain.execute.floor import disk_machine, step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
-from swaptrain.execute.guard import BudgetGuard
+from swaptrain.execute.guard import BudgetGuard, OwnBytes
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.io_cost import with_io_cost
 from swaptrain.execute.machine import Machine
@@ -39,7 +39,7 @@ from swaptrain.execute.values import KeptValues
 from swaptrain.execute.watch import Watch
 from swaptrain.execute.weighting.counts import LossWeights
 from swaptrain.execute.weighting.held_out import HeldOutWeights
-from swaptrain.memory.malloc import release, retain
+from swaptrain.memory.malloc import release, retain, set_apart
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
@@ -282,6 +282,7 @@ class OpenRun:
             base_bytes=plan.base_bytes,
             host_bytes=config.memory.host,
             least_bytes=plan.peaks.instruction_bytes,
+            own_bytes=OwnBytes(plan.captured, plan.measured),
         )
         tier = self._tier = Tier(pool, self._home, let_go=self._prepared.device.synchronize)
         committer = self._committer = Committer(self._io, self._slots)
@@ -373,7 +374,9 @@ class OpenRun:
         """
         release()
         retain()
-        return replace(self._prepared.plan, base_bytes=resident_bytes())
+        plan = replace(self._prepared.plan, base_bytes=resident_bytes())
+        set_apart(plan.saved_tensors)
+        return plan
 
     def _summary(self, plan: Plan) -> str:
         model = plan.captured.model

@@ -58,6 +58,8 @@ class Plan:
     """Of the host budget: slabs."""
     creation_bytes: int
     """What writing the initial weights holds at most: an array, a value, what makes it."""
+    saved_tensors: int = 0
+    """How many tensors the graphs that wait for their backward have saved, where segments save."""
     tier_s: float = 0.0
     """Seconds that the tier itself takes for an instruction, where that was measured."""
     load_s: float = 0.0

@@ -8,12 +8,18 @@ import sys
 from contextlib import suppress
 from functools import cache
 
-__all__ = ["release", "restart_without_cache", "retain", "trim", "tune"]
+__all__ = ["release", "restart_without_cache", "retain", "set_apart", "trim", "tune"]
 
 # Names and numbers are those of <malloc.h>.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 _NEVER = -1  # mallopt stores it as size_t: the largest threshold
 _LARGE_BYTES = 1 << 20
+_APART_BYTES = 64 << 10
+"""Of a free block for small objects: far smaller than a tensor of a step, far larger than they."""
+_SMALL_SIZES = range(24, 136, 16)
+"""What is asked for of the blocks of 32 to 128 bytes."""
+_OBJECT_BYTES = 2560
+"""Of what is larger and belongs to one object."""
 _CACHE_COUNT = "glibc.malloc.tcache_count"
 
 
@@ -60,6 +66,26 @@ def release() -> None:
     trim()
 
 
+def set_apart(objects: int) -> None:
+    """Leave free blocks in the heap that only small objects fit into, enough for `objects`.
+
+    torch aligns its tensors, so glibc cuts a piece of 32 to 128 bytes off behind each. A small
+    object that lives on, such as an autograd node's, takes the smallest piece it fits into. Then
+    the freed tensor's block never grows back to what the same tensor asks for, and the heap grows
+    with every forward whose backward comes later (from 88 to 446 MiB for a Llama of 271 M with
+    adapters and 8 micro-batches). With pieces of these sizes elsewhere that does not happen.
+    Between two of them lies one that is never freed, which keeps them from becoming one.
+    """
+    libc = _glibc()
+    if libc is None or _tcmalloc() is not None:
+        return
+    sizes = [size for size in _SMALL_SIZES for _ in range(objects)]
+    sizes += [_APART_BYTES] * -(-objects * _OBJECT_BYTES // _APART_BYTES)
+    pairs = [(libc.malloc(size), libc.malloc(1)) for size in sizes]
+    for block, _ in pairs:
+        libc.free(block)
+
+
 def _set(*options: tuple[int, int]) -> None:
     libc = _glibc()
     for option, value in options if libc is not None else ():
@@ -89,6 +115,8 @@ def _glibc() -> ctypes.CDLL | None:
     if libc is not None:
         libc.mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
         libc.malloc_trim.argtypes = (ctypes.c_size_t,)
+        libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+        libc.free.argtypes, libc.free.restype = (ctypes.c_void_p,), None
     return libc
 
 

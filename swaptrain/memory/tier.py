@@ -172,6 +172,14 @@ class Tier:
         """Return the objects that are in memory."""
         return [key for key, entry in self._entries.items() if not entry.dead]
 
+    @spanned("give way")
+    def give_way(self, position: int) -> None:
+        """Evict until the pool's budget, which was lowered, holds what is left beside `position`.
+
+        What that instruction touches stays.
+        """
+        self._entries.make_room(0, position)
+
     @spanned("read ahead")
     def prefetch(self, position: int) -> None:
         """Begin to read what the following instructions need, as far as the plan gives room.
