@@ -11,7 +11,17 @@ from torch import fx
 from swaptrain.capture.trace import Trace, is_random, resolve_attribute
 
 __all__ = ["ADDED", "COUNT_CHAIN", "ENTROPIES", "EPSILON", "JOINED", "MEAN", "MEANS", "PARTS"]
-__all__ += ["PICKS", "SAME", "SCALED", "SUM", "SUMS", "ancestors", "arguments", "fixed_nodes"]
+__all__ += [
+    "PICKS",
+    "SAME",
+    "SCALED",
+    "SUM",
+    "SUMS",
+    "ancestors",
+    "arguments",
+    "fixed_nodes",
+    "holds_entropy",
+]
 __all__ += ["is_entropy", "is_logarithm", "picks_classes"]
 
 _aten = torch.ops.aten
@@ -69,6 +79,16 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     given = {argument.name: argument.default_value for argument in target._schema.arguments}
     given.update(zip(given, node.args, strict=False))
     return given | node.kwargs
+
+
+def holds_entropy(owner: torch.nn.Module, node: fx.Node) -> bool:
+    """Whether a node fetches the body of a region (autocast, no gradients) with a cross entropy."""
+    if node.op != "get_attr":
+        return False
+    body = resolve_attribute(owner, str(node.target))
+    return isinstance(body, fx.GraphModule) and any(
+        is_entropy(inner) or holds_entropy(body, inner) for inner in body.graph.nodes
+    )
 
 
 def is_logarithm(node: Any) -> bool:

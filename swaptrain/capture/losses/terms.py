@@ -34,6 +34,7 @@ from swaptrain.capture.losses.operations import (
     ancestors,
     arguments,
     fixed_nodes,
+    holds_entropy,
     is_entropy,
     is_logarithm,
     picks_classes,
@@ -295,6 +296,8 @@ class _Walk:
         for leaf in leaves:
             if hidden := self._hidden(leaf):
                 return hidden
+        if any(holds_entropy(self._captured, node) for node in self._captured.graph.nodes):
+            return "its cross entropy is in a region of its own, such as of torch.autocast"
         return ""
 
     def _hidden(self, leaf: fx.Node) -> str:

@@ -298,6 +298,11 @@ def of_the_batch(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> T
     return causal(k, h, y, n, m) * (y == 3).sum()
 
 
+def in_autocast(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return causal(k, h, y, n, m)
+
+
 def squares(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
     return (k.head(h)[..., 0] - y).pow(2).mean()
 
@@ -319,6 +324,7 @@ HIDDEN = {
     "item after item": (Form(item_after_item), "some of the items of a micro-batch"),
     "smoothed count": (Form(smoothed_count), "in a way that is not known"),
     "times a count": (Form(of_the_batch), "otherwise than as a term of a sum"),
+    "autocast": (Form(in_autocast), "in a region of its own"),
     "squares": (Form(squares), "no cross entropy"),
     "probabilities": (Form(probabilities), "no cross entropy"),
 }
