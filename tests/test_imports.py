@@ -14,7 +14,7 @@ import swaptrain
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
     *("errors", "units", "spans", "strict_json", "config", "program", "capture", "store", "memory"),
-    *("data", "observe", "execute", "cli"),
+    *("data", "observe", "models", "execute", "cli"),
 ]
 # swaptrain.reference is the yardstick beside the house: plain PyTorch, with execute's optimizers.
 TOP = {"reference", "__init__", "__main__"}

@@ -138,7 +138,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "name": (_other_name, "holds weights.safetensors, but neither model.safetensors nor"),
     "pickled": (_pickled, r"swaptrain never reads \(pytorch_model.bin; what is pickled"),
     "gguf": (_gguf, r"swaptrain never reads \(model.gguf"),
-    "adapters": (_adapters, "holds adapters .* merge them"),
+    "adapters": (_adapters, "holds an adapter .adapter_model.safetensors.,.* merge it"),
     "quantised": (_quantised, "are quantised"),
     "length": (_claim_a_long_header, "cannot read .*model.safetensors: .* fetch it again"),
     "float": (_no_float, "cannot read .*config.json"),

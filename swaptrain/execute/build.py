@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from swaptrain.execute.checkpoint import Checkpoint
 from swaptrain.execute.factory import Factory, python_factory
 from swaptrain.execute.hugging_face import hugging_face_factory
 from swaptrain.execute.pretrained import InitialWeights, Pretrained
+from swaptrain.models.thaw import thaw, thawed_by_loading
+from swaptrain.models.trained import Trained, trained_parameters
 from swaptrain.store.files import existing_parent
 
 __all__ = ["BuiltModel", "build", "model_factory"]
@@ -36,8 +38,12 @@ class BuiltModel:
     initial: InitialWeights
     content: str
     """Of the graph and its constants: what of a capture no random number may have changed."""
+    trained: Trained
+    """How much of the model is trained, and what is not."""
     evaluations: tuple[UncutEvaluation, ...] = ()
     """The model in evaluation mode, for each size of held-out batches."""
+    thawed: tuple[str, ...] = ()
+    """Parameters that the constructor froze, and that are trained as `from_pretrained` has it."""
 
 
 def model_factory(config: Config) -> Factory:
@@ -61,6 +67,7 @@ def build(
     draw: bool = True,
     held_out: HeldOut | None = None,
     buffers: Mapping[str, NDArray[Any]] | None = None,
+    thawed: Collection[str] = (),
     note: Callable[[str], None] = lambda _: None,
 ) -> BuiltModel:
     """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
@@ -70,18 +77,22 @@ def build(
     Without `draw` no random numbers are drawn, which takes half a minute for billions of weights:
     for those who need none of their values. Nor are they where a checkpoint has all of them.
     `buffers` are those that never change of a run that goes on: it needs the checkpoint that it
-    began from no more. `note` hears what of a checkpoint is not used or missing.
+    began from no more; `thawed` are its `BuiltModel.thawed`. `note` hears what of a checkpoint is
+    not used or missing.
 
     The constructor runs in float32 (torch's default dtype), so that the masters are the plain
     constructor's weights; then floating parameters take the dtype of the computation.
     """
+    initial: InitialWeights
     checkpoint = factory.checkpoint() if buffers is None else None
     if checkpoint is not None:
-        initial: InitialWeights = _pretrained(config, factory, checkpoint, note, draw=draw)
+        found = _pretrained(config, factory, checkpoint, note, draw=draw)
+        thawed, initial = thawed_by_loading(found.module, found.missing), found
     else:
         initial = InitialWeights(_construct(config, factory, draw=draw))
     module, construction = initial.module, initial.construction
     _load_buffers(module, buffers or {})
+    thaw(module, thawed)
     masters = {
         name: str(parameter.dtype).removeprefix("torch.")
         for name, parameter in module.named_parameters()
@@ -100,7 +111,11 @@ def build(
         evaluations.append(
             capture_evaluation(module, construction.fake_mode, some, uncut, batches=count)
         )
-    return BuiltModel(uncut, initial, content_digest(uncut), tuple(evaluations))
+    made_by = "the constructor" if config.model.python is None else config.model.python
+    trained = trained_parameters(module, uncut.parameters, made_by)
+    return BuiltModel(
+        uncut, initial, content_digest(uncut), trained, tuple(evaluations), tuple(thawed)
+    )
 
 
 def _construct(config: Config, factory: Factory, *, draw: bool) -> Construction:

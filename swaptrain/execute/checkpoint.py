@@ -13,6 +13,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from swaptrain.errors import ConfigError
+from swaptrain.models.adapters import refuse_adapters
 
 __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
 
@@ -139,17 +140,12 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
 
     Raises ConfigError for weights in another form, under another name, or not all there.
     """
+    refuse_adapters(directory)
     weights, index = directory / _WEIGHTS, directory / _INDEX
     if os.path.lexists(weights):
         return Checkpoint(directory, [_existing(weights)])
     if os.path.lexists(index):
         return Checkpoint(directory, _indexed(directory))
-    adapters = sorted(directory.glob("adapter_model.*"))
-    if adapters:
-        raise ConfigError(
-            f"model.hf: {directory} holds adapters ({adapters[0].name}), which are not trained "
-            "here: merge them into the model's weights first"
-        )
     loose = sorted(directory.glob("*.safetensors"))
     if loose:
         raise ConfigError(

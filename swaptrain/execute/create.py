@@ -13,6 +13,7 @@ import xxhash
 
 from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
+from swaptrain.execute.build import BuiltModel
 from swaptrain.execute.commits import record_bytes
 from swaptrain.execute.handoff import largest_handoff
 from swaptrain.execute.home import StoreHome
@@ -81,12 +82,9 @@ def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[
 
 
 def root_record(
-    config: Config, plan: Plan, *, content: str, threads: int, device: torch.device
+    config: Config, plan: Plan, built: BuiltModel, *, threads: int, device: torch.device
 ) -> RootRecord:
-    """Return what holds for the life of a store that is created now.
-
-    `content` is the digest of what was captured (`BuiltModel.content`).
-    """
+    """Return what holds for the life of a store that is created now."""
     model = plan.captured.model
     return RootRecord(
         fingerprint=model.fingerprint,
@@ -104,7 +102,9 @@ def root_record(
         commit_every=config.store.commit_every,
         choices={
             "cuts": plan.cuts,
-            "content": content,
+            "content": built.content,
+            "thawed": list(built.thawed),
+            "trained": built.trained.line(),
             "chunk": plan.layouts.chunk_bytes,
             "threads": threads,
             "dtype": config.model.dtype,

@@ -19,6 +19,7 @@ from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.execute.check_capture.layers import most_layers, with_fewer_layers
 from swaptrain.execute.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.execute.factory import Factory, described
+from swaptrain.models.adapters import refuse_adapters
 
 __all__ = ["hugging_face_factory"]
 
@@ -118,6 +119,7 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
         return dict(source)
     path = Path(source) / "config.json"
     if not path.is_file():
+        refuse_adapters(Path(source))
         raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
     try:
         tree = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)

@@ -70,7 +70,7 @@ def _create(
     root = root_record(
         config,
         plan,
-        content=prepared.built.content,
+        prepared.built,
         threads=prepared.threads,
         device=prepared.device.device,
     )

@@ -81,6 +81,7 @@ def plan(config: Config) -> PlanReport:
     return PlanReport(
         description=prepared.factory.description,
         parameters=made.captured.model.parameter_count,
+        trained=prepared.built.trained.line(),
         segments=_segments(made),
         resumes=root is not None,
         host_bytes=config.memory.host,

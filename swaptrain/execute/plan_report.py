@@ -28,6 +28,8 @@ class PlanReport:
 
     description: str
     parameters: int
+    trained: str
+    """How many of them are trained, and what is not, in words."""
     segments: tuple[Segment, ...]
     resumes: bool
     """Whether run.dir holds a run, whose cut is kept."""

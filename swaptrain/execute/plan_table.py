@@ -75,6 +75,7 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
     )
     if report.weighting is not None:
         yield "loss", report.weighting
+    yield "trained", report.trained
     yield "base", f"{size(report.base_bytes)}: torch, the graph, the data; beside memory.host"
     yield (
         "memory.host",

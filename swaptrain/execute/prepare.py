@@ -61,6 +61,12 @@ class Prepared:
         self.weighting: LossWeighting = choose_weighting(config, self.built.uncut.losses, example)
         self.config = self.weighting.config
         """With what depends on the model written out."""
+        note(self.built.trained.line())
+        if self.built.thawed:
+            note(
+                f"{', '.join(self.built.thawed[:3])}: the constructor freezes them, and "
+                "transformers trains them when it loads a checkpoint: so does this run"
+            )
         self.planner = Planner(
             config,
             self.built,
@@ -108,7 +114,10 @@ def _built(
     if root is None:
         return build(config, factory, example, draw=draw, held_out=held_out, note=note)
     buffers = read_buffers(config.run.dir)
-    again = partial(build, config, factory, example, held_out=held_out, buffers=buffers)
+    thawed = tuple(map(str, root.choices.get("thawed", ())))
+    again = partial(
+        build, config, factory, example, held_out=held_out, buffers=buffers, thawed=thawed
+    )
     built = again(draw=False)
     drawn = any(graph.own_attributes for graph in built.evaluations)
     if draw and (drawn or built.content != root.choices.get("content")):

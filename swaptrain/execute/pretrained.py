@@ -16,6 +16,7 @@ from swaptrain.capture.initialise import Construction
 from swaptrain.errors import ConfigError
 from swaptrain.execute.checkpoint import Checkpoint
 from swaptrain.execute.factory import described
+from swaptrain.models.adapters import refuse_adapter_tensors
 
 __all__ = ["InitialWeights", "Pretrained"]
 
@@ -251,6 +252,7 @@ class Pretrained(InitialWeights):
 
     def _check_unused(self, unused: list[str]) -> None:
         """Say what the checkpoint has and the model does not, but what transformers ignores."""
+        refuse_adapter_tensors(self._checkpoint.directory, unused)
         module: Any = self.module
         ignored = [*(module._keys_to_ignore_on_load_unexpected or ()), *_OUTDATED]
         unused = [u for u in unused if not any(re.search(pattern, u) for pattern in ignored)]

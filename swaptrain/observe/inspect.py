@@ -46,6 +46,9 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "model", f"{_model(config)}, {config.model.dtype}"
     if report.origin is not None:
         yield "began from", report.origin
+    trained = report.root.choices.get("trained") if report.root is not None else None
+    if isinstance(trained, str):
+        yield "trained", trained
     yield "data", _data(config)
     yield (
         "optimizer",
