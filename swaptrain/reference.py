@@ -26,7 +26,7 @@ from swaptrain.capture.losses.weighting import held_out_weights, step_weights
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.errors import ConfigError
 from swaptrain.execute.clipping import held_out_loss, step_loss
-from swaptrain.execute.master import split
+from swaptrain.execute.master import is_dense, split
 from swaptrain.execute.optimizers import optimizer_arguments, optimizer_class
 from swaptrain.execute.schedule import Schedule, ScheduleFields, learning_rate
 from swaptrain.execute.weighting.plain import CountedCalls, WeightedCalls
@@ -247,19 +247,22 @@ class _Before:
 
 
 class Masters:
-    """The float32 tensors that the optimizer steps: the parameters themselves, or their masters."""
+    """The float32 tensors that the optimizer steps: the parameters themselves, or their masters.
+
+    In float32 a parameter whose memory has holes (a slice of a tensor) has a master too, which has
+    none: torch's fused optimizers step what lies in the holes instead of the last elements.
+    """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Turn `model` into `dtype`; the masters are the values that its constructor gave."""
         self._parameters = dict(model.named_parameters())
-        self._own = dtype == torch.float32
-        if self._own:
-            self._masters = self._parameters
-        else:
+        if dtype == torch.float32:
             self._masters = {
-                name: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+                name: p if is_dense(p) else _copied(p, torch.contiguous_format)
                 for name, p in self._parameters.items()
             }
+        else:
+            self._masters = {name: _copied(p) for name, p in self._parameters.items()}
             kept = kept_in_float32(model)
             for name, parameter in self._parameters.items():
                 if parameter.dtype == torch.float32 and name not in kept:
@@ -273,12 +276,11 @@ class Masters:
 
     def accumulate(self) -> None:
         """Add the gradients of one micro-batch, in float32, in the order of the micro-batches."""
-        if self._own:
-            return  # autograd has added them to the gradient of the parameter itself
         for name, parameter in self._parameters.items():
-            if parameter.grad is None:
-                continue
-            master, gradient = self._masters[name], parameter.grad.float()
+            master = self._masters[name]
+            if parameter.grad is None or master is parameter:
+                continue  # autograd has added it to the gradient of the parameter itself
+            gradient = parameter.grad.float()
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             parameter.grad = None
 
@@ -289,11 +291,11 @@ class Masters:
 
     def to_model(self) -> None:
         """Give the model the masters' values, rounded as in swaptrain's split master."""
-        if self._own:
-            return
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 master = self._masters[name]
+                if master is parameter:
+                    continue
                 if parameter.dtype == master.dtype:
                     parameter.copy_(master)
                 else:
@@ -303,6 +305,15 @@ class Masters:
     def weights(self) -> dict[str, Tensor]:
         """Return the masters by name."""
         return {name: master.detach() for name, master in self._masters.items()}
+
+
+def _copied(
+    parameter: nn.Parameter, memory_format: torch.memory_format = torch.preserve_format
+) -> nn.Parameter:
+    """Return a master: a copy of a parameter, in float32 if it is bfloat16."""
+    copy = parameter.detach().clone(memory_format=memory_format)
+    copy = copy.float() if copy.dtype == torch.bfloat16 and parameter.requires_grad else copy
+    return nn.Parameter(copy, requires_grad=parameter.requires_grad)
 
 
 def build_optimizer(

@@ -47,6 +47,16 @@ def test_no_power_failure_loses_a_commit_or_shows_a_mixture() -> None:
         assert report["resumed"] > 3
 
 
+def test_nor_where_a_disk_does_not_pass_on_that_all_of_it_be_flushed() -> None:
+    """As behind FUSE: there is no syncfs, and every file that counts is flushed by itself."""
+    (report,) = replay(
+        *("--modes", "fused", "--file-by-file", "--stride", "61", "--width", "1"),
+        *("--resume", "1", "--again", "0"),
+    )
+    assert report["violations"] == []
+    assert report["distinct"] > 20
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(

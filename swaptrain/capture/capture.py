@@ -21,6 +21,7 @@ from swaptrain.capture.guards.hooks import ParameterHooks, take_hooks
 from swaptrain.capture.guards.trial import tried_hooks
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
+from swaptrain.capture.parameters.kinds import check_gradients, check_trained
 from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
 from swaptrain.errors import CaptureError
@@ -118,6 +119,8 @@ def capture(
         for name, parameter in module.named_parameters()
     }
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    check_trained(parameters.values())
+    check_gradients(captured, trace, names)
     origins = _origins(captured, trace, names, list(batch))
     refuse_hidden_state(module, _changing(captured, origins))
     tried = tried_hooks(hooks, dict(module.named_parameters()), _changing(captured, origins))

@@ -15,6 +15,7 @@ from swaptrain.capture.initialise_filebacked import ScratchFiles, drop_pages, is
 from swaptrain.capture.initialise_operations import storages
 from swaptrain.capture.initialise_record import Recorder
 from swaptrain.capture.initialise_replay import Window, copied, storage_key
+from swaptrain.capture.parameters.kinds import check_memory
 from swaptrain.errors import CaptureError
 
 __all__ = ["check_parameters", "fake_parameters", "real_others", "unfile_buffers"]
@@ -35,6 +36,7 @@ def check_parameters(module: nn.Module) -> None:
                 f"parameter {name} is on {parameter.device} with layout {parameter.layout}: the "
                 "factory has to build the model on the CPU with dense parameters"
             )
+        check_memory(name, parameter)
 
 
 def real_others(module: nn.Module, recorder: Recorder, fake_mode: FakeTensorMode) -> None:

@@ -40,15 +40,15 @@ def kept_in_float32(model: nn.Module) -> frozenset[str]:
 def lower_parameters(module: nn.Module, fake_mode: FakeTensorMode, dtype: torch.dtype) -> None:
     """Replace fake float32 parameters by fakes of `dtype`, except those kept in float32.
 
-    Tied parameters stay tied; flags, strides and parameter attributes are kept; buffers keep their
-    dtype.
+    Tied parameters stay tied; flags and parameter attributes are kept; buffers keep their dtype.
+    Strides are kept too, but for those with holes: as with `Tensor.to`, the copy has none.
     """
     kept = kept_in_float32(module)
     lowered: dict[int, nn.Parameter] = {}
     with fake_mode:
         for name, parameter in module.named_parameters():
             if parameter.dtype is torch.float32 and name not in kept:
-                fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
+                fake = torch.empty_like(parameter, dtype=dtype)
                 lowered[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
                 put_hooks(parameter, lowered[id(parameter)])
     for submodule in module.modules():

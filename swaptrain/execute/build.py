@@ -94,7 +94,7 @@ def build(
     _load_buffers(module, buffers or {})
     thaw(module, thawed)
     masters = {
-        name: str(parameter.dtype).removeprefix("torch.")
+        name: _master(parameter, config.model.dtype)
         for name, parameter in module.named_parameters()
     }
     if config.model.dtype == "bfloat16":
@@ -116,6 +116,12 @@ def build(
     return BuiltModel(
         uncut, initial, content_digest(uncut), trained, tuple(evaluations), tuple(thawed)
     )
+
+
+def _master(parameter: nn.Parameter, dtype: str) -> str:
+    """Return the dtype of a parameter's master: float32 where bfloat16 trains in a bfloat16 run."""
+    own = str(parameter.dtype).removeprefix("torch.")
+    return "float32" if own == dtype == "bfloat16" and parameter.requires_grad else own
 
 
 def _construct(config: Config, factory: Factory, *, draw: bool) -> Construction:

@@ -24,6 +24,7 @@ from swaptrain.execute.pretrained import InitialWeights
 from swaptrain.execute.processor import this_machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.program.instructions import ObjectKey
+from swaptrain.program.model import ParameterSpec
 from swaptrain.program.state import begins_with_values
 from swaptrain.program.step import StepBuilder
 from swaptrain.store.array import ArrayFiles
@@ -218,7 +219,7 @@ class Creation:
                 continue
             parameter = self._model.parameters[name]
             with torch.no_grad():
-                value = initial.value(name)
+                value = _laid_out(initial.value(name), parameter)
                 if not parameter.split:
                     target.copy_(value)
                 elif array.name == "remainder":
@@ -244,3 +245,11 @@ class Creation:
         }
         if kept:
             write_buffers(self._run_dir, kept)
+
+
+def _laid_out(value: torch.Tensor, parameter: ParameterSpec) -> torch.Tensor:
+    """Return an initial value; one that is split, as a float32 master laid out as its halves."""
+    stride = parameter.tensor.stride
+    if not parameter.split or (value.stride() == stride and value.dtype == torch.float32):
+        return value
+    return torch.empty_strided(value.shape, stride, dtype=torch.float32).copy_(value)

@@ -17,8 +17,8 @@ from swaptrain.execute.update import UpdateRule
 from swaptrain.program.check import Peaks, check_program
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ParameterSpec
-from swaptrain.program.state import contiguous
 from swaptrain.program.step import StepBuilder
+from swaptrain.program.tensors import contiguous
 
 __all__ = ["Cut", "Cutter", "check_steps", "short_steps"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +68,11 @@ def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) 
     return [DiskNeed(path, slots[path], kept[path], *other.get(path, (0, 0))) for path in slots]
 
 
-def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
+def check_disk(needs: list[DiskNeed], run_dir: Path, note: Callable[[str], None]) -> None:
     """Raise ConfigError where a disk has less free than the run needs of it.
 
     What the run holds there already counts as free: it is used, or deleted when it is started over.
+    Where a file system does not say what is free, `note` hears of it.
     """
     by_disk: dict[int, list[DiskNeed]] = {}
     for need in needs:
@@ -80,9 +82,14 @@ def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
         return  # all of it is there, wherever the slots were put
     for device, group in by_disk.items():
         needed_bytes = sum(need.total_bytes for need in group)
-        room_bytes = free_bytes(group[0].path) + reserved.get(device, 0)
-        if needed_bytes > room_bytes:
-            names = ", ".join(str(need.path) for need in group)
+        free, names = free_bytes(group[0].path), ", ".join(str(need.path) for need in group)
+        if free is None:
+            note(
+                f"{names}: the run needs {format_size(needed_bytes)} of disk there, and the file "
+                "system does not say how much is free"
+            )
+            continue
+        if needed_bytes > free + reserved.get(device, 0):
             key = "run.dir" if group[0].path == run_dir else "store.paths"
             snapshots_bytes = sum(need.snapshots_bytes for need in group)
             text = f"{names}: the run needs {format_size(needed_bytes)} of disk there, "
@@ -92,17 +99,23 @@ def check_disk(needs: list[DiskNeed], run_dir: Path) -> None:
                 ways += ", lower store.keep.last"
             if reserved:
                 text += f"{format_size(reserved.get(device, 0))} of it are the run's already, "
-            text += f"{format_size(free_bytes(group[0].path))} are free: {ways}"
+            text += f"{format_size(free)} are free: {ways}"
             raise ConfigError(f"{text}, or set {key} to another disk" if not reserved else text)
 
 
 def spare_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
-    """Return what scratch may take: half of what the run leaves free on the disk of `run_dir`."""
+    """Return what scratch may take: half of what the run leaves free on the disk of `run_dir`.
+
+    None of it where the file system does not say what is free.
+    """
+    free = free_bytes(run_dir)
+    if free is None:
+        return 0
     device = existing_parent(run_dir).stat().st_dev
     needed_bytes = sum(
         need.total_bytes for need in needs if existing_parent(need.path).stat().st_dev == device
     )
-    room_bytes = free_bytes(run_dir) + _reserved_bytes(run_dir).get(device, 0) - needed_bytes
+    room_bytes = free + _reserved_bytes(run_dir).get(device, 0) - needed_bytes
     return max(0, room_bytes // 2)
 
 

@@ -143,7 +143,8 @@ def with_io_cost(
     taken_bytes = max(taken_bytes, plan.peaks.instruction_bytes)
     piece_bytes = _chunk_bytes(plan.layouts)
     pieces = min(plan.pool_bytes - taken_bytes, _MOST_BYTES) // piece_bytes
-    if pieces < _LEAST_PIECES or free_bytes(file) < 2 * pieces * piece_bytes:
+    free = free_bytes(file)
+    if pieces < _LEAST_PIECES or (free is not None and free < 2 * pieces * piece_bytes):
         return plan
     forecast = price(plan, config, machine)
     traffic, step_s = forecast.traffic, forecast.step_s

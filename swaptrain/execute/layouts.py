@@ -110,7 +110,7 @@ class Layouts:
             for name in segment.parameters:
                 shared = self.model.owner[name] != segment.index
                 if shared and self.model.parameters[name].trainable:
-                    tensor = self.model.parameters[name].tensor
+                    tensor = self.model.parameters[name].tensor.without_holes()
                     layouts[parameter_tensor(name)] = self._array(parameter_tensor(name), [tensor])
         return layouts
 
@@ -182,7 +182,8 @@ class Layouts:
         """Lay out a segment's state; note the parts that its update can be done in.
 
         A part is the same elements of every array that only updates read. So these must hold the
-        same dense tensors, and the optimizer treat each element by itself.
+        same dense tensors, and the optimizer treat each element by itself. Weights with holes are
+        updated whole: there a part would be other elements than those of the rest.
         """
         rest = {name: tensors for name, tensors in arrays.items() if only_updates_read(name)}
         shapes = {
@@ -191,7 +192,13 @@ class Layouts:
         }
         widths = [ITEMSIZE[tensors[0].dtype] for tensors in rest.values()]
         alike = len(shapes) == 1 and len(next(iter(shapes))) == len(next(iter(rest.values())))
-        if not (elementwise and alike):
+        holes = any(
+            not tensor.is_dense
+            for name, tensors in arrays.items()
+            if name.startswith("weights")
+            for tensor in tensors
+        )
+        if holes or not (elementwise and alike):
             return self._segment(arrays)
         widest = max(widths)
         layout = SegmentLayout(

@@ -64,7 +64,8 @@ def machine(
         and all(dtype in known.flops_per_s for dtype in dtypes)
     ):
         return known
-    if free_bytes(path) < 2 * FILE_BYTES:
+    free = free_bytes(path)
+    if free is not None and free < 2 * FILE_BYTES:
         return None
     note(
         "measuring the disk and the processor, six seconds"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["join", "split", "storage_order"]
+__all__ = ["is_dense", "join", "split", "storage_order"]
 
 BLOCK_ELEMENTS = 1 << 20
 
@@ -25,16 +25,28 @@ def storage_order(tensor: Tensor) -> Tensor:
     """
     if tensor.is_contiguous():
         return tensor.view(-1)
+    if not is_dense(tensor):
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has "
+            "gaps or overlaps; the state of a parameter must be dense"
+        )
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap, in any order of dimensions.
+
+    Torch asks it too, but has no word for it in Python.
+    """
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
             if stride != expected:
-                raise ValueError(
-                    f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has "
-                    "gaps or overlaps; the state of a parameter must be dense"
-                )
+                return False
             expected *= size
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    return True
 
 
 def join(hi: Tensor, lo: Tensor, out: Tensor, *, scratch: Tensor | None = None) -> None:

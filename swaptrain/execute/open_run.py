@@ -105,7 +105,7 @@ class OpenRun:
         self._home.files.clear_saved()
         estimate = estimated_data_bytes(config) if self._root is None else 0
         needs = disk_needs(config, plan, self._home, data_bytes=estimate)
-        check_disk(needs, run_dir)
+        check_disk(needs, run_dir, self._progress.note)
         spare = spare_bytes(needs, run_dir)
         if back_to is not None:
             assert self._root is not None, "a snapshot is one of a run that exists"
@@ -169,7 +169,8 @@ class OpenRun:
         """Delete what only training needs: spares, values, hand-offs.
 
         A last step that is also a snapshot gets slots of its own first, so that it is on the disk
-        twice. A kill in the middle is completed by the next start.
+        twice. A kill in the middle is completed by the next start, and so is a disk that cannot
+        delete everything now: the run is complete, so that is no failure.
         """
         training = self.training
         training.commits.drain()
@@ -187,8 +188,18 @@ class OpenRun:
             note=self._progress.note,
             stop=self._stop,
         )
-        self._slots.delete_free()
-        shutil.rmtree(self._run_dir / "spill", ignore_errors=False)
+        if self._values is not None:
+            self._values.close()
+        # On FUSE and NFS a file that is open while it is deleted stays, under another name.
+        self._io.close()
+        try:
+            self._slots.delete_free()
+            shutil.rmtree(self._run_dir / "spill")
+        except OSError as error:
+            self._progress.note(
+                f"{error.filename or self._run_dir / 'spill'} could not be deleted "
+                f"({error.strerror}): it is of no use any more. The same command deletes it, or you"
+            )
 
     def _choose(self, plan: Plan, machine: Machine | None, disk_bytes: int) -> Plan:
         """Choose what makes steps shortest, and reserve room for what segments save."""

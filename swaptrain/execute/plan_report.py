@@ -45,7 +45,7 @@ class PlanReport:
     least_host: str
     """The smallest memory.host that was found to work, as the config says it."""
     disk: tuple[DiskNeed, ...]
-    free_disk_bytes: tuple[int, ...]
+    free_disk_bytes: tuple[int | None, ...]
     occupied_disk_bytes: int
     """What the run takes in run.dir already."""
     traffic: Traffic | None

@@ -100,7 +100,7 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
             (
                 f"{need.path}: {size(need.total_bytes)} ({size(need.slots_bytes)} of slots, "
                 + f"{kept}{size(need.spill_bytes)} of spill, {size(need.data_bytes)} of tokens), "
-                f"{size(free_bytes)} free"
+                + ("free room not known" if free_bytes is None else f"{size(free_bytes)} free")
             ),
         )
     if report.occupied_disk_bytes:

@@ -199,15 +199,21 @@ class Planner:
                 + self._what_is_too_large()
             ) from error
         except RuntimeError as error:
+            if "allocate" in str(error):
+                raise  # the machine's memory, not the model
             if not torch.are_deterministic_algorithms_enabled() or "determin" not in str(error):
-                raise
+                raise ConfigError(_fails(error, config.model.dtype)) from error
             raise ConfigError(
                 f"train.deterministic: {str(error).partition(',')[0]}: set it to false, or change "
                 "the model"
             ) from error
         parameters = [p for p in captured.model.parameters.values() if p.trainable]
         scratch_bytes = max(
-            (rule.scratch_bytes(p.tensor.shape, split=p.split) for p in parameters), default=0
+            (
+                rule.scratch_bytes(p.tensor.shape, split=p.split, holes=not p.tensor.is_dense)
+                for p in parameters
+            ),
+            default=0,
         )
         arena_bytes = max(measured.arena_bytes * 21 // 20, scratch_bytes) + _SLACK_BYTES
         return Plan(
@@ -267,3 +273,11 @@ class Planner:
         if self._config.memory.segment is not None:
             return text + ", or memory.segment to less"
         return text + ", or lower data.micro_batch or data.sequence_length"
+
+
+def _fails(error: RuntimeError, dtype: str) -> str:
+    """Say that the model's own code failed in the dry run, and what to do."""
+    text = f"the model fails on the first micro-batch of the data: {str(error).splitlines()[0]}: "
+    if dtype != "float32":
+        return text + f"in {dtype} its buffers keep their dtype, so cast them where they are used"
+    return text + "see that it runs on such a micro-batch in plain PyTorch"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swaptrain.errors import ConfigError
-from swaptrain.execute.master import join, split, storage_order
+from swaptrain.execute.master import is_dense, join, split, storage_order
 from swaptrain.execute.optimizers import (
     ELEMENTWISE,
     StateShapes,
@@ -103,7 +103,12 @@ class UpdateRule:
         return self._shapes.shapes(shape)
 
     def scratch_bytes(
-        self, shape: tuple[int, ...], *, split: bool, device: torch.device | str = "cpu"
+        self,
+        shape: tuple[int, ...],
+        *,
+        split: bool,
+        holes: bool = False,
+        device: torch.device | str = "cpu",
     ) -> int:
         """Return a bound of what an update of such a parameter allocates beyond its arguments.
 
@@ -122,7 +127,7 @@ class UpdateRule:
         else:
             master_elements = 2 * elements if split else 0
             copies = len(states) + 4
-        small_bytes = 4 * 64
+        small_bytes = 4 * 64 + (4 * math.prod(shape) if holes else 0)
         return 4 * (master_elements + copies * elements) + small_bytes
 
     def update(
@@ -141,7 +146,16 @@ class UpdateRule:
         numbers of elements of `state_tensors`, dense and in any shape; what has the parameter's
         shape lies in the parameter's order of memory. With `updates_before` 0 the contents of
         `state` are ignored and filled. `decay=False` means no weight decay.
+
+        A parameter with holes in its memory is stepped as a row-major copy, and so have `gradient`
+        and `state` to lie: torch's fused kernels, its own optimizers too, walk memory without
+        looking at strides, and take what lies in the holes for elements.
         """
+        if not is_dense(parameter):
+            copy = parameter.contiguous()
+            self.update(copy, gradient, state, updates_before=updates_before, lr=lr, decay=decay)
+            parameter.copy_(copy)
+            return
         self._begin(lr=lr, decay=decay)
         views = self._state_views(parameter, state)
         small = parameter.numel() <= block_elements(parameter.device)

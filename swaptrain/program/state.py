@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from swaptrain.program.model import ModelSpec, ParameterSpec, SegmentSpec
-from swaptrain.program.tensors import TensorSpec
+from swaptrain.program.tensors import TensorSpec, contiguous
 
 __all__ = [
     "StateShapes",
@@ -50,7 +50,8 @@ def segment_arrays(
     """Return the tensors of each array that a commit of `segment` rewrites, in storage order.
 
     `weights`, `remainder` (the lower halves of split masters), the optimizer's own arrays in
-    float32, and `buffers_<dtype>` for buffers that the forward mutates.
+    float32, and `buffers_<dtype>` for buffers that the forward mutates. A parameter whose memory
+    has holes keeps them in its weights, which the forward reads; what only updates read has none.
     """
     arrays: dict[str, list[TensorSpec]] = {}
     for name in segment.owns:
@@ -60,10 +61,11 @@ def segment_arrays(
         tensor = parameter.tensor
         arrays.setdefault(array_of(parameter, compute_dtype), []).append(tensor)
         if parameter.split:
-            lower = TensorSpec(name, tensor.shape, tensor.stride, "uint16")
+            lower = replace(tensor.without_holes(), dtype="uint16")
             arrays.setdefault("remainder", []).append(lower)
         for state_name, shape in state_shapes(tensor.shape).items():
-            stride = tensor.stride if shape == tensor.shape else contiguous(shape)
+            own = tensor.without_holes().stride
+            stride = own if shape == tensor.shape else contiguous(shape)
             arrays.setdefault(state_name, []).append(TensorSpec(name, shape, stride, "float32"))
     for name in segment.buffers:
         tensor = model.buffers[name].tensor
@@ -86,25 +88,19 @@ def frozen_arrays(
 def accumulator_tensors(
     model: ModelSpec, segment: SegmentSpec, micro_batches: int
 ) -> list[TensorSpec]:
-    """Return the gradients of a segment's trainable parameters, laid out as they are.
+    """Return the gradients of a segment's trainable parameters, laid out as autograd does it.
+
+    That is as the parameters are, or row-major where those have holes.
 
     In float32, for the sum over `micro_batches`. There is nothing to add to a single one: then they
     stay as narrow as autograd makes them, and the update widens them, which changes no bit.
     """
     trained = [p for name in segment.owns if (p := model.parameters[name]).trainable]
     narrow = micro_batches == 1 and all(p.split for p in trained)
-    return [p.tensor if narrow else replace(p.tensor, dtype="float32") for p in trained]
+    tensors = [p.tensor.without_holes() for p in trained]
+    return tensors if narrow else [replace(tensor, dtype="float32") for tensor in tensors]
 
 
 def parameter_tensor(name: str) -> str:
     """Return the object name of a shared parameter's partial gradient."""
     return f"parameter.{name}"
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return row-major strides, in elements."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from swaptrain.errors import RunError
+from swaptrain.store.disk.flush import flush_tree, syncfs_reaches_disk
 from swaptrain.units import format_size
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
 __all__ += ["flush_file"]
 __all__ += [
     "flush_file_system",
+    "flush_file_systems",
     "free_bytes",
     "make_directory",
     "read_whole",
@@ -57,10 +59,13 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def free_bytes(path: Path) -> int:
-    """Return the bytes that this user may still write to the file system of `path`."""
+def free_bytes(path: Path) -> int | None:
+    """Return the bytes that this user may still write to the file system of `path`.
+
+    None where the file system has no such figure: it says that it has 0 blocks in all.
+    """
     status = os.statvfs(existing_parent(path))
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
 
 
 _GONE = (errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN)
@@ -100,6 +105,8 @@ def _free_text(path: Path) -> str:
         status = os.statvfs(existing_parent(path))
     except OSError:
         return "what is free cannot be found out"  # the error to report is the one before
+    if not status.f_blocks:
+        return "what is free is not known there"
     text = f"{format_size(status.f_bavail * status.f_frsize)} are free"
     # Some file systems make files as they go, and have no count of them.
     return text if status.f_favail or not status.f_files else f"{text}, but no more files"
@@ -136,15 +143,33 @@ def flush_directory(path: Path) -> None:
 
 
 def flush_file_system(path: Path) -> None:
-    """Make everything durable that was written to the file system of `path` (syncfs).
+    """Make everything durable that was written below `path`, and the names that lead to it.
 
-    One call for thousands of files, each of which would wait for the disk by itself. Where the C
-    library lacks syncfs, every file and directory below `path` is flushed. Raises RunError.
+    By one syncfs of its file system where that is known to reach the disk, since thousands of files
+    would each wait for the disk by themselves. Elsewhere every file is flushed by itself: behind
+    FUSE, and behind some networks, the call says that it is done and nothing is. Raises RunError.
     """
-    if hasattr(ctypes.CDLL(None), "syncfs"):
+    if syncfs_reaches_disk(path):
         _flush(path, os.O_RDONLY, lambda descriptor: syncfs(descriptor))
-    else:
-        _flush_tree(path)
+        return
+    with disk_errors(path, "flush"):
+        flush_tree(path)
+
+
+def flush_file_systems(paths: Iterable[Path]) -> None:
+    """Make everything durable that was written below each of `paths`, each disk only once."""
+    devices: set[int] = set()
+    trees: list[Path] = []
+    for path in paths:
+        real, device = path.resolve(), path.stat().st_dev
+        if syncfs_reaches_disk(path):
+            done = device in devices
+            devices.add(device)
+        else:
+            done = any(real.is_relative_to(tree) for tree in trees)
+            trees.append(real)
+        if not done:
+            flush_file_system(real)
 
 
 def syncfs(descriptor: int) -> None:
@@ -153,13 +178,6 @@ def syncfs(descriptor: int) -> None:
     if libc.syncfs(descriptor):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-def _flush_tree(path: Path) -> None:
-    for folder, _, files in os.walk(path, topdown=False):
-        for file in files:
-            _flush(Path(folder, file), os.O_RDONLY, os.fsync)
-        flush_directory(Path(folder))
 
 
 def make_directory(path: Path) -> None:

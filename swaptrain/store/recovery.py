@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.files import drop_cached, flush_file_system
+from swaptrain.store.files import drop_cached, flush_file_systems
 
 _READ_THROUGH_CACHE = (
     "metrics.jsonl",
@@ -192,13 +192,8 @@ def flush_everything(run_dir: Path) -> None:
     the kernel has forgotten that these pages were never written: they would be read as if they
     were on the disk, no flush would write them, and a power loss would take them back later.
     """
-    devices: set[int] = set()
-    for path in (run_dir, *sorted((run_dir / "slots").glob("*"))):
-        if path.exists():
-            device = path.stat().st_dev
-            if device not in devices:
-                flush_file_system(path)
-                devices.add(device)
+    slots = sorted((run_dir / "slots").glob("*"))
+    flush_file_systems(path for path in (run_dir, *slots) if path.exists())
     for pattern in _READ_THROUGH_CACHE:
         for file in run_dir.glob(pattern):
             if file.is_file():

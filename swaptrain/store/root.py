@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from swaptrain.errors import ConfigError, DamagedStoreError, Where
 from swaptrain.store.bfloat16 import numpy_dtype, register
+from swaptrain.store.disk.flush import file_system_type
 from swaptrain.store.files import (
     existing_parent,
     flush_directory,
@@ -242,12 +241,7 @@ def link_static(run_dir: Path, name: str) -> None:
 def refuse_tmpfs(path: Path) -> None:
     """Raise ConfigError when `path` lies, or would lie, on a file system that is RAM."""
     parent = existing_parent(path)
-    libc = ctypes.CDLL(None, use_errno=True)
-    # struct statfs begins with the type, a long, on every 64-bit Linux; 256 bytes hold all of it.
-    status = (ctypes.c_long * 32)()
-    if not hasattr(libc, "statfs") or libc.statfs(os.fsencode(parent), ctypes.byref(status)):
-        return
-    kind = _MEMORY_FILE_SYSTEMS.get(status[0] & 0xFFFFFFFF)
+    kind = _MEMORY_FILE_SYSTEMS.get(file_system_type(parent) or 0)
     if kind is not None:
         raise ConfigError(
             f"{path} lies on {kind}, which is RAM: set run.dir (or store.paths) to a directory on "

@@ -23,6 +23,7 @@ DTYPE_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+    "complex64": "C64",
 }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def write_safetensors(path: Path, tensors: Sequence[StreamedTensor]) -> int:
     text += b" " * (-len(text) % 8)
     total_bytes = 8 + len(text) + end
     free = free_bytes(path)
-    if total_bytes > free:
+    if free is not None and total_bytes > free:
         raise RunError(
             f"cannot write {path}: it will have {format_size(total_bytes)}, {format_size(free)} "
             "are free there: make room, or write it to another disk"

@@ -271,7 +271,9 @@ def _grid(found: Any) -> bool:
 
 
 def _zero(found: Any) -> bool:
-    return type(found) in {bool, int, float} and found == 0
+    """Whether it is the fill value 0: a number, or of complex numbers the two parts of one."""
+    parts = found if isinstance(found, list) and len(found) == 2 else [found]
+    return all(type(part) in {bool, int, float} and part == 0 for part in parts)
 
 
 def plain_codecs(dtype: str) -> list[list[dict[str, Any]]]:
@@ -359,6 +361,6 @@ _ARRAY: dict[str, Check] = {
     "shape": _sizes,
     "chunk_grid": _grid,
     "chunk_key_encoding": lambda found: found == _keys_of_separator,
-    "fill_value": lambda found: not isinstance(found, dict | list),
+    "fill_value": lambda found: _zero(found) or not isinstance(found, dict | list),
     "codecs": lambda found: isinstance(found, list),
 }

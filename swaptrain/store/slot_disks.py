@@ -35,8 +35,10 @@ class SlotDisks:
 
     def flush(self) -> None:
         """Make all that was written to the slots durable."""
-        for disk in (self.run_dir / "slots", *self.paths):
-            flush_file_system(disk)
+        token = run_token(self.run_dir)
+        for folder in (self.run_dir / "slots", *(disk / POOL / token for disk in self.paths)):
+            if folder.exists():
+                flush_file_system(folder)
 
     def mend_links(self) -> None:
         """Point links to what was moved; to be done before any slot is read or deleted."""
