@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import secrets
@@ -175,12 +176,23 @@ def _shifted(function: Callable[[], Any], noted: Noted, shift_s: float) -> Calla
     whole = function.__name__.endswith("_ns")
 
     def call() -> Any:
-        if not called_by_model(1):
+        if not called_by_model(1) or _is_collecting():
             return function()
         noted.clock = noted.clock or f"time.{function.__name__} at {model_line()}"
         return function() + (int(shift_s * 1e9) if whole else shift_s)
 
     return call
+
+
+def _is_collecting() -> bool:
+    """Whether a callback of the garbage collector runs, which may ask for the time anywhere."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _by_config(noted: Noted, model: nn.Module) -> str:

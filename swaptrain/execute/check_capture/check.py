@@ -93,10 +93,12 @@ def _subject(
     on_device = prepared.device.device.type != "cpu"
     seconds = needed_s(plan, dtype=dtype, on_device=on_device)
     if need_bytes <= config.memory.host and seconds <= MOST_S:
-        if dtype == "float32":
+        if dtype == "float32" and not on_device:
             return _Subject(prepared.factory.make, plan.captured)
+        # The run's own code makes bfloat16 tensors, or makes them on the device.
         captured = captured_anew(prepared.built, batch)
-        return _Subject(prepared.factory.make, captured, " in float32")
+        remark = "" if dtype == "float32" else " in float32"
+        return _Subject(prepared.factory.make, captured, remark)
     if need_bytes > config.memory.host:
         reason = (
             f"that takes {format_size(need_bytes)}, and memory.host is "

@@ -101,7 +101,7 @@ class SegmentSteps:
         def deliver(name: str, gradient: Tensor) -> None:
             shared = written.get(f"parameter.{name}")
             if shared is None:
-                sink(name, gradient)
+                sink(name, self._after_hooks(name, gradient))
             else:  # an earlier segment adds its own and delivers the sum
                 self._objects[shared] = gradient.clone()
 
@@ -116,6 +116,15 @@ class SegmentSteps:
                     gradient = torch.zeros(shape, dtype=dtype)
                 self._objects[written[name]] = _stored(gradient, spec.stride)
         return loss
+
+    def _after_hooks(self, name: str, gradient: Tensor) -> Tensor:
+        """Return the gradient of the one micro-batch as hooks behind the addition leave it."""
+        hooks = self._runner.hooks.get(name)
+        if hooks is None or not hooks.accumulated:
+            return gradient
+        total = gradient.clone()
+        hooks.run_accumulated(self._weights[name], total)
+        return total
 
     def _operands(self, instruction: Instruction, buffers: Mapping[str, Tensor]) -> Operands:
         segment = self._model.segment(instruction.segment)
