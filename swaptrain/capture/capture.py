@@ -9,6 +9,8 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from swaptrain.capture.checks.batch_checks import BatchChecks
+from swaptrain.capture.checks.split import take_checks
 from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits, choose_cuts
@@ -58,6 +60,8 @@ class Captured:
     """Keys of the micro-batch in the order of the capture; value names are `batch.<key>`."""
     hooks: Mapping[str, ParameterHooks]
     """What is called with the gradients of parameters, by name."""
+    checks: BatchChecks
+    """What every micro-batch has to satisfy before its forward."""
     evaluations: tuple[EvaluationGraph, ...] = ()
     """The graphs of an evaluation, one for each batch size; none without held-out data."""
 
@@ -82,6 +86,7 @@ class Uncut:
     hooks: Mapping[str, ParameterHooks]
     losses: LossTerms
     """What the loss is the sum of."""
+    checks: BatchChecks
 
     @property
     def uncuttable(self) -> frozenset[fx.Node]:
@@ -106,6 +111,10 @@ def capture(
     hooks = take_hooks(module)
     captured = export_graph(module, fake_mode, batch)
     trace = trace_graph(captured, fake_mode, batch)
+    checks, any_taken = take_checks(captured, trace, tuple(batch))
+    if any_taken:
+        checks.verify(batch, lambda: "the first micro-batch of the data")
+        trace = trace_graph(captured, fake_mode, batch)
     if replace_inplace(captured, trace):
         trace = trace_graph(captured, fake_mode, batch)
     if hoist_constants(captured, trace):
@@ -125,7 +134,7 @@ def capture(
     refuse_hidden_state(module, _changing(captured, origins))
     tried = tried_hooks(hooks, dict(module.named_parameters()), _changing(captured, origins))
     strides, losses = gradient_strides(trace), loss_terms(captured, trace, list(batch))
-    return Uncut(captured, trace, batch, parameters, origins, strides, tried, losses)
+    return Uncut(captured, trace, batch, parameters, origins, strides, tried, losses, checks)
 
 
 def _changing(captured: fx.GraphModule, origins: Mapping[fx.Node, Binding]) -> dict[int, str]:
@@ -177,6 +186,7 @@ def cut(
         buffers=buffers,
         batch_keys=tuple(uncut.batch),
         hooks=uncut.hooks,
+        checks=uncut.checks,
     )
     return result, cuts
 

@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import fx
 
+from swaptrain.capture.checks.operation import is_check
 from swaptrain.capture.cut import GraphCosts
 from swaptrain.capture.gradient_layout import overlaps
 from swaptrain.capture.segments import Binding
@@ -117,6 +118,15 @@ def _legal_gaps(
     for storage, writers in written.items():
         is_outside = trace.origin[storage].op in ("get_attr", "placeholder")
         forbid(touched[storage][0], touched[storage][-1] if is_outside else writers[-1])
+    last = [
+        max((place[user] for user in node.users if user in place), default=-1) for node in nodes
+    ]
+    for i, node in enumerate(nodes):
+        if is_check(node):  # a segment has to make something that others read
+            before = (j for j in range(i - 1, -1, -1) if last[j] > i)
+            after = (j for j in range(i + 1, len(nodes)) if last[j] > j)
+            first = next(before, None)
+            forbid(0 if first is None else first, i if first is not None else next(after, i))
     output = next(node for node in captured.graph.nodes if node.op == "output")
     end = place.get(output.all_input_nodes[0], len(nodes))  # the loss ends the last segment
     legal, depth = [], 0

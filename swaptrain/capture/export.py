@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swaptrain
 from swaptrain.capture.arguments import check_arguments
+from swaptrain.capture.checks.operation import is_check
+from swaptrain.capture.checks.record import recorded_checks
 from swaptrain.capture.eager_branches import (
     eager_branches,
     inlined_checkpoints,
@@ -24,7 +26,7 @@ from swaptrain.capture.eager_branches import (
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.guards.forward import ForwardGuard
 from swaptrain.capture.guards.settled import settled_graph
-from swaptrain.capture.trace import trace_graph
+from swaptrain.capture.trace import may_write, trace_graph
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
@@ -111,6 +113,7 @@ def _export(
         fake_mode,
         inlined_checkpoints(),
         refused_functions(),
+        recorded_checks(),
         warnings.catch_warnings(),
         _silent(log),
         contextlib.redirect_stderr(io.StringIO()),  # torch prints the graph of what it refuses
@@ -140,15 +143,10 @@ def _clean(captured: fx.GraphModule) -> None:
 
 
 def _is_impure(node: fx.Node) -> bool:
-    """Keep whatever may write: schemas of batch norm do not admit that they do."""
-    if node.op in ("placeholder", "output"):
+    """Keep whatever may write, and what only asserts something."""
+    if node.op in ("placeholder", "output") or is_check(node):
         return True
-    if node.op != "call_function":
-        return False
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return "getitem" not in str(node.target)
-    return schema.is_mutable or "norm" in str(node.target)
+    return node.op == "call_function" and may_write(node)
 
 
 def _explain(error: Exception, module: nn.Module) -> str:

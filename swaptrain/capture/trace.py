@@ -11,9 +11,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from swaptrain.capture.checks.operation import is_check, is_scalar
 from swaptrain.errors import CaptureError
 
-__all__ = ["NodeFacts", "Trace", "is_random", "resolve_attribute", "trace_graph"]
+__all__ = ["NodeFacts", "Trace", "is_random", "may_write", "resolve_attribute", "trace_graph"]
 
 # Their schemas do not say that they write the running statistics (arguments 3 and 4 when training).
 _WRITES_STATISTICS: Mapping[object, tuple[int, int, int]] = {
@@ -91,8 +92,11 @@ def trace_graph(
                 kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
                 arguments = _tensors((args, kwargs))
                 before = [(tensor, tensor._version) for tensor in arguments]
-                twin = _out_of_place(node, args, kwargs)
-                result = node.target(*args, **kwargs)
+                if is_scalar(node) or is_check(node):
+                    result = None  # a number that fakes do not have, and only assertions read
+                else:
+                    twin = _out_of_place(node, args, kwargs)
+                    result = node.target(*args, **kwargs)
             values[node] = result
             outputs = _tensors(result)
             written = {_storage(t) for t, version in before if t._version != version}
@@ -124,6 +128,18 @@ def is_random(node: fx.Node) -> bool:
     """Whether the operation may draw from the global generator."""
     tags = getattr(node.target, "tags", ())
     return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
+
+
+def may_write(node: fx.Node) -> bool:
+    """Whether a call whose result nobody reads may do something all the same.
+
+    Norms with running statistics do not say in their schemas that they write them.
+    """
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return "getitem" not in str(node.target)
+    name = str(node.target)
+    return bool(schema.is_mutable or "batch_norm" in name or "instance_norm" in name)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.capture import Captured
+from swaptrain.capture.checks.operation import unchecked
 from swaptrain.execute.layouts import Layouts, copy_into, view, views
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain, trim
@@ -76,7 +77,7 @@ class DryRun:
 
         On random numbers: of zeros, a tensor that changed could not be told from what it was.
         """
-        with self._slabs(instruction.touches) as (_, slabs):
+        with unchecked(), self._slabs(instruction.touches) as (_, slabs):  # of random numbers
             self._draw(slabs)
             try:
                 saved = self._operations.measure_saved(instruction, slabs)
@@ -100,7 +101,8 @@ class DryRun:
         In `step` 1 an optimizer makes its state, which takes memory, and time that later ones do
         not take.
         """
-        with self._slabs(key for i in instructions for key in i.touches) as (pool, slabs):
+        touched = [key for i in instructions for key in i.touches]
+        with unchecked(), self._slabs(touched) as (pool, slabs):
             for instruction in instructions:
                 if step == 1:
                     trim()  # so that free blocks, which it might not find, count as taken again

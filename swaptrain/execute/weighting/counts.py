@@ -95,7 +95,9 @@ class LossWeights:
         return f"item{'s' if len(numbers) > 1 else ''} {shown}{more} of {self._data.name}"
 
     def _read(self, step: int, micro_batch: int) -> dict[str, Tensor]:
-        return cast_as_captured(self._data.batch(step, micro_batch), self._captured.model)
+        batch = cast_as_captured(self._data.batch(step, micro_batch), self._captured.model)
+        self._captured.checks.verify(batch, lambda: self.items(step, micro_batch))
+        return batch
 
     def _look(self, batch: Mapping[str, Tensor]) -> None:
         """Say once that labels are not trained and yet micro-batches are weighted alike."""
