@@ -111,9 +111,8 @@ def capture(
     hooks = take_hooks(module)
     captured = export_graph(module, fake_mode, batch)
     trace = trace_graph(captured, fake_mode, batch)
-    checks, any_taken = take_checks(captured, trace, tuple(batch))
+    checks, any_taken = take_checks(captured, trace, batch)
     if any_taken:
-        checks.verify(batch, lambda: "the first micro-batch of the data")
         trace = trace_graph(captured, fake_mode, batch)
     if replace_inplace(captured, trace):
         trace = trace_graph(captured, fake_mode, batch)

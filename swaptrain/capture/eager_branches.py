@@ -12,7 +12,13 @@ import torch.utils.checkpoint
 
 from swaptrain.errors import CaptureError
 
-__all__ = ["eager_branches", "inlined_checkpoints", "refused_functions"]
+__all__ = [
+    "broadcast_masks",
+    "eager_branches",
+    "explicit_masks",
+    "inlined_checkpoints",
+    "refused_functions",
+]
 
 
 @contextlib.contextmanager
@@ -35,6 +41,42 @@ def eager_branches(batch_keys: Collection[str]) -> Iterator[None]:
         for owner, name, function in replacements:
             if hasattr(owner, name):
                 stack.enter_context(_replaced([(owner, name)], function))
+        yield
+
+
+@contextlib.contextmanager
+def explicit_masks() -> Iterator[None]:
+    """Have transformers make its attention masks without asking whether the batch is padded.
+
+    Where values of a batch can be asked for, the answer would hold for every micro-batch.
+    """
+    masking = sys.modules.get("transformers.masking_utils")
+    owners = [(masking, "is_tracing")] if hasattr(masking, "is_tracing") else []
+    with _replaced(owners, _true):
+        yield
+
+
+@contextlib.contextmanager
+def broadcast_masks() -> Iterator[None]:
+    """Have transformers make every attention mask by broadcasting indices, never by vmap.
+
+    Its masks are functions of indices. Both ways give the same booleans, and a graph can hold one.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    names = ("_vmap_expansion_sdpa", "_non_vmap_expansion_sdpa")
+    if masking is None or not all(hasattr(masking, name) for name in names):
+        yield
+        return
+    expand = masking._non_vmap_expansion_sdpa
+
+    def broadcast(mask_function: Callable[..., Any]) -> Callable[..., Any]:
+        def masked(*indices: Any) -> Any:
+            sizes = [len(index) for index in indices]
+            return mask_function(*expand(*indices)).expand(sizes)
+
+        return masked
+
+    with _replaced([(masking, names[0])], broadcast):
         yield
 
 
@@ -103,6 +145,10 @@ def _plain_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _false() -> bool:
     return False
+
+
+def _true(*_: object) -> bool:
+    return True
 
 
 def _nothing_packed(position_ids: object) -> None:

@@ -16,17 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swaptrain
 from swaptrain.capture.arguments import check_arguments
-from swaptrain.capture.checks.operation import is_check
+from swaptrain.capture.checks.operation import is_check, refuse_unknown_sizes
+from swaptrain.capture.checks.questions import KnownInputs, answered_questions
 from swaptrain.capture.checks.record import recorded_checks
+from swaptrain.capture.checks.values import BatchValues
 from swaptrain.capture.eager_branches import (
+    broadcast_masks,
     eager_branches,
+    explicit_masks,
     inlined_checkpoints,
     refused_functions,
 )
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.guards.forward import ForwardGuard
 from swaptrain.capture.guards.settled import settled_graph
-from swaptrain.capture.trace import may_write, trace_graph
+from swaptrain.capture.trace import READS_VALUES, may_write, trace_graph
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
@@ -43,8 +47,11 @@ class _Loss(nn.Module):
         super().__init__()
         self.model = model
         self.guard = ForwardGuard(model)
+        self.values: KnownInputs | None = None
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        if self.values is not None:
+            self.values.enter(self.model, batch)
         with self.guard.around():  # here, since torch.export puts attributes back
             result = self.model(**batch)
         loss = loss_of(result, self.model, batch.keys())
@@ -74,64 +81,84 @@ def export_graph(
     return settled_graph(
         module,
         wrapper.guard,
-        lambda: _graph(_any_export(wrapper, fake_mode, batch)),
+        lambda: _graph(*_any_export(wrapper, fake_mode, batch)),
         lambda graph: trace_graph(graph, fake_mode, batch, gradients=train),
     )
 
 
-def _graph(program: torch.export.ExportedProgram) -> fx.GraphModule:
+def _graph(program: torch.export.ExportedProgram, valued: bool) -> fx.GraphModule:
     captured = program.module()
     if not isinstance(captured, fx.GraphModule):  # torch's type is nn.Module
         raise CaptureError(f"torch.export returned {type(captured).__name__}, not a graph")
+    captured.meta[READS_VALUES] = valued
     _clean(captured)
     return captured
 
 
 def _any_export(
     wrapper: _Loss, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
-) -> torch.export.ExportedProgram:
-    """Export the branches of an eager run, or where torch refuses, those for exporting."""
-    try:
-        with eager_branches(batch):
-            return _export(wrapper, fake_mode, batch)
-    except CaptureError:
-        raise
-    except Exception:  # whatever torch raises: the model may know a branch for exporting
+) -> tuple[torch.export.ExportedProgram, bool]:
+    """Export the branches of an eager run, or where torch refuses, those for exporting.
+
+    Where both need values of the batch, they are answered with the first micro-batch's; also say
+    whether they were.
+    """
+    first: Exception | None = None
+    for eager, valued in ((True, False), (False, False), (True, True), (False, True)):
+        branches = eager_branches(batch) if eager else contextlib.nullcontext()
+        masks = explicit_masks() if valued else contextlib.nullcontext()
         try:
-            return _export(wrapper, fake_mode, batch)
+            with branches, masks:
+                return _export(wrapper, fake_mode, batch, valued=valued), valued
         except CaptureError:
             raise
-        except Exception as error:
-            raise CaptureError(_explain(error, wrapper.model)) from error
+        except Exception as error:  # whatever torch raises: another way may do
+            if eager == valued:  # the messages of export without values, and of eager with them
+                first = error
+    assert first is not None
+    raise CaptureError(_explain(first, wrapper.model)) from first
 
 
 def _export(
-    wrapper: nn.Module, fake_mode: FakeTensorMode, batch: Mapping[str, torch.Tensor]
+    wrapper: _Loss,
+    fake_mode: FakeTensorMode,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    valued: bool,
 ) -> torch.export.ExportedProgram:
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    names = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+    values = BatchValues(fake_mode)
+    wrapper.values = KnownInputs(values, wrapper.model, batch) if valued else None
     with (
         fake_mode,
+        answered_questions(values) if valued else contextlib.nullcontext(),
         inlined_checkpoints(),
+        broadcast_masks(),
         refused_functions(),
         recorded_checks(),
         warnings.catch_warnings(),
-        _silent(log),
+        _silent(*map(logging.getLogger, names)),
         contextlib.redirect_stderr(io.StringIO()),  # torch prints the graph of what it refuses
     ):
         # The weights of recurrent layers are also in a plain list of the module.
         warnings.filterwarnings("ignore", "The tensor attributes? ", UserWarning)
         example = {key: fake_mode.from_tensor(value) for key, value in batch.items()}
-        return torch.export.export(wrapper, (example,), strict=False)
+        program = torch.export.export(wrapper, (example,), strict=False)
+    refuse_unknown_sizes(program.graph)
+    return program
 
 
 @contextlib.contextmanager
-def _silent(log: logging.Logger) -> Iterator[None]:
+def _silent(*logs: logging.Logger) -> Iterator[None]:
     """Keep torch from printing the traceback of an export that is tried in another way."""
-    disabled, log.disabled = log.disabled, True
+    disabled = [log.disabled for log in logs]
     try:
+        for log in logs:
+            log.disabled = True
         yield
     finally:
-        log.disabled = disabled
+        for log, before in zip(logs, disabled, strict=True):
+            log.disabled = before
 
 
 def _clean(captured: fx.GraphModule) -> None:

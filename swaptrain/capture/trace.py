@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from swaptrain.capture.checks.operation import is_check, is_scalar
+from swaptrain.capture.checks.operation import KNOWN, is_check, is_scalar
+from swaptrain.capture.checks.values import BatchValues
 from swaptrain.errors import CaptureError
 
-__all__ = ["NodeFacts", "Trace", "is_random", "may_write", "resolve_attribute", "trace_graph"]
+__all__ = [
+    "READS_VALUES",
+    "NodeFacts",
+    "Trace",
+    "is_random",
+    "may_write",
+    "resolve_attribute",
+    "trace_graph",
+]
+
+READS_VALUES = "reads values"
+"""Key of `meta` of a captured graph whose code was told values of the first micro-batch."""
 
 # Their schemas do not say that they write the running statistics (arguments 3 and 4 when training).
 _WRITES_STATISTICS: Mapping[object, tuple[int, int, int]] = {
@@ -49,6 +62,9 @@ class Trace:
     fake_mode: FakeTensorMode
     reached: set[object] = field(default_factory=set)
     """Autograd nodes that the loss's gradient passes, and the leaves at their ends."""
+    answers: dict[fx.Node, object] = field(default_factory=dict)
+    """Values of the first micro-batch, and tensors whose shapes depend on them, that the code of
+    the model was captured with: by the node that asks."""
 
     def gets_gradient(self, tensor: torch.Tensor) -> bool:
         """Whether the backward of the loss sends a gradient into `tensor`."""
@@ -73,7 +89,9 @@ def trace_graph(
     values: dict[fx.Node, Any] = {}
     inputs = iter(batch.values())
     loss: torch.Tensor | None = None
-    with fake_mode, torch.set_grad_enabled(gradients):
+    answers: dict[fx.Node, object] = {}
+    values_known = BatchValues(fake_mode) if captured.meta.get(READS_VALUES) else None
+    with fake_mode, values_known or contextlib.nullcontext(), torch.set_grad_enabled(gradients):
         for node in captured.graph.nodes:
             if node.op == "output":
                 loss = pytree.tree_leaves(fx.node.map_arg(node.args, lambda n: values[n]))[0]
@@ -82,11 +100,16 @@ def trace_graph(
             before: list[tuple[torch.Tensor, int]] = []
             arguments: list[torch.Tensor] = []
             if node.op == "placeholder":
-                result: Any = fake_mode.from_tensor(next(inputs))
+                real = next(inputs)
+                result: Any = fake_mode.from_tensor(real)
+                if values_known is not None:
+                    values_known.know(result, real)
             elif node.op == "get_attr":
                 result = resolve_attribute(captured, str(node.target))
                 if isinstance(result, torch.Tensor) and not isinstance(result, torch.nn.Parameter):
-                    result = fake_mode.from_tensor(result)
+                    real, result = result, fake_mode.from_tensor(result)
+                    if values_known is not None and not isinstance(real, FakeTensor):
+                        values_known.know(result, real)
             else:
                 args = fx.node.map_arg(node.args, lambda n: values[n])
                 kwargs = fx.node.map_arg(node.kwargs, lambda n: values[n])
@@ -94,9 +117,14 @@ def trace_graph(
                 before = [(tensor, tensor._version) for tensor in arguments]
                 if is_scalar(node) or is_check(node):
                     result = None  # a number that fakes do not have, and only assertions read
+                    if node.target is KNOWN and values_known is not None:
+                        answers[node] = values_known.real(args[0])
                 else:
+                    asked = values_known.answers if values_known is not None else 0
                     twin = _out_of_place(node, args, kwargs)
                     result = node.target(*args, **kwargs)
+                    if values_known is not None and values_known.answers > asked:
+                        answers[node] = result
             values[node] = result
             outputs = _tensors(result)
             written = {_storage(t) for t, version in before if t._version != version}
@@ -113,7 +141,7 @@ def trace_graph(
         raise CaptureError(
             "the loss does not depend on any parameter that requires a gradient: nothing to train"
         )
-    return Trace(facts, origin, loss, fake_mode, _reachable(loss))
+    return Trace(facts, origin, loss, fake_mode, _reachable(loss), answers)
 
 
 def resolve_attribute(owner: torch.nn.Module, target: str) -> Any:

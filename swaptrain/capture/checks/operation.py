@@ -8,22 +8,37 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from swaptrain.errors import RunError
 
-__all__ = ["CHECK", "check_computed", "is_check", "is_scalar", "unchecked"]
+__all__ = [
+    "CHECK",
+    "KNOWN",
+    "check_computed",
+    "is_check",
+    "is_scalar",
+    "refuse_unknown_sizes",
+    "unchecked",
+]
 
 _Library: Any = torch.library.Library  # which torch does not type
 _library = _Library("swaptrain", "DEF")
 _library.define("check(Tensor condition, str message) -> ()")
+_library.define("known(Tensor value, str where) -> ()")
+_library.impl("known", lambda value, where: None, "CompositeExplicitAutograd")
 _library.impl("check", lambda condition, message: None, "CompositeExplicitAutograd")
 
 CHECK = torch.ops.swaptrain.check.default
 """Recorded while exporting: all elements of `condition` have to be true."""
 
+KNOWN = torch.ops.swaptrain.known.default
+"""Recorded while exporting: Python code was told the value of a tensor, in the line `where`."""
+
 _ASSERTIONS: frozenset[object] = frozenset(
     {
         CHECK,
+        KNOWN,
         torch.ops.aten._assert_async.default,
         torch.ops.aten._assert_async.msg,
         torch.ops.aten._assert_scalar.default,
@@ -45,6 +60,20 @@ def is_scalar(node: fx.Node) -> bool:
     """Whether the node's result is a number that was not known while exporting."""
     number = (torch.SymInt, torch.SymFloat, torch.SymBool)
     return node.op == "call_function" and isinstance(node.meta.get("val"), number)
+
+
+def refuse_unknown_sizes(graph: fx.Graph) -> None:
+    """Raise ValueError where a number that was not known is read by more than assertions."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        sizes = [size for t in pytree.tree_leaves(value) for size in getattr(t, "shape", ())]
+        number = any(is_scalar(argument) for argument in node.all_input_nodes)
+        read = number and not is_check(node) and not is_scalar(node) and node.op != "output"
+        if read or any(isinstance(size, torch.SymInt) for size in sizes):
+            raise ValueError(
+                f"data-dependent: the size or an argument of {node.name} ({node.target}) depends "
+                f"on values: {node.meta.get('stack_trace', '').strip()}"
+            )
 
 
 @contextlib.contextmanager

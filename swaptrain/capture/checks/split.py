@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from swaptrain.capture.checks.batch_checks import BatchChecks, Check
-from swaptrain.capture.checks.operation import CHECK, check_computed, is_check, is_scalar
-from swaptrain.capture.trace import Trace, is_random, may_write, resolve_attribute
+from swaptrain.capture.checks.batch_checks import BatchChecks, Check, Kind
+from swaptrain.capture.checks.operation import CHECK, KNOWN, check_computed, is_check, is_scalar
+from swaptrain.capture.trace import NodeFacts, Trace, is_random, may_write, resolve_attribute
 from swaptrain.errors import CaptureError
 
 __all__ = ["take_checks"]
@@ -20,21 +23,31 @@ _TORCH_SAYS = "Runtime assertion failed"
 """Of what torch makes of a check beside the model's own; without the model's message."""
 
 
+_aten = torch.ops.aten
+_CHOOSING = (_aten.index.Tensor, _aten._unsafe_index.Tensor, _aten.masked_select.default)
+"""Of masks that they are given only the number of elements matters to the code that follows."""
+_SUMMED: dict[object, Any] = {_aten.repeat_interleave.self_Tensor: _aten.sum.default}
+"""What of an operation's numbers matters to the code that follows."""
+
+
 def take_checks(
-    captured: fx.GraphModule, trace: Trace, keys: Sequence[str]
+    captured: fx.GraphModule, trace: Trace, batch: Mapping[str, Tensor]
 ) -> tuple[BatchChecks, bool]:
     """Remove from `captured` what only feeds assertions; also say whether anything was.
 
-    What depends on constants alone is checked at once; what depends on the batch alone becomes
-    `BatchChecks`; what depends on computed values stays, as a call of `check_computed`.
+    What depends on the batch alone, as the values and shapes that the model's code was told,
+    becomes `BatchChecks`; what depends on computed values stays, as a call of `check_computed`.
+    Raises CaptureError where `batch`, the first micro-batch, fails a check, and where a value was
+    told that depends on a buffer which the forward changes.
     """
-    nodes = list(captured.graph.nodes)
-    sinks = [node for node in nodes if is_check(node)]
-    if not sinks:
+    sinks = [node for node in captured.graph.nodes if is_check(node)]
+    if not sinks and not trace.answers:
         return BatchChecks(), False
     slices = _Slices(captured, trace)
     wanted: list[tuple[fx.Node, Check]] = []
     computed: list[str] = []
+    for node in trace.answers:
+        wanted += _answers(slices, node)
     numbers = any(node.target is CHECK and is_scalar(node.all_input_nodes[0]) for node in sinks)
     for sink in sinks:
         for condition, message in _conditions(captured, sink):
@@ -44,23 +57,78 @@ def take_checks(
                 if not condition:
                     raise CaptureError(f"a check of the model fails on every batch: {message}")
             elif slices.of_batch(sink):
-                wanted.append((condition, Check(message)))
+                wanted.append((condition, Check(Kind.HOLDS, message)))
             else:
-                with captured.graph.inserting_before(sink):
-                    stays = captured.graph.call_function(check_computed, (condition, message))
-                slices.stands_for(stays, sink)
+                slices.insert(sink, check_computed, (condition, message))
                 computed.append(message)
-    unique = dict.fromkeys(wanted)
-    graph = slices.graph([node for node, _ in unique]) if unique else None
+    unique = list(dict.fromkeys(wanted))
+    checks = BatchChecks(
+        graph=slices.graph([node for node, _ in unique]) if unique else None,
+        keys=tuple(batch),
+        checks=tuple(check for _, check in unique),
+        computed=tuple(dict.fromkeys(computed)),
+    )
     for sink in sinks:
         captured.graph.erase_node(sink)
     slices.prune()
-    checks = tuple(check for _, check in unique)
-    return BatchChecks(graph, tuple(keys), checks, tuple(dict.fromkeys(computed))), True
+    name = _first_name
+    checks = replace(checks, expected=tuple(checks.evaluate(batch, name)))
+    checks.verify(batch, name)
+    return checks, True
+
+
+def _first_name() -> str:
+    return "the first micro-batch of the data"
+
+
+def _answers(slices: _Slices, node: fx.Node) -> Iterator[tuple[fx.Node, Check]]:
+    """Yield what every micro-batch has to give as the first one did, for the code to be right."""
+    if node.target is KNOWN:
+        if not slices.of_batch(node):
+            raise _changing(str(node.args[1]))
+        yield node.all_input_nodes[0], Check(Kind.VALUE, "what the model reads", str(node.args[1]))
+        return
+    where = _line(node)
+    if slices.of_batch(node):
+        kind = Kind.SHAPE if slices.tensors(node) else Kind.VALUE
+        yield node, Check(kind, f"the result of {node.target}", where)
+        return
+    # The question was about those inputs of an operation on computed values that are of the batch.
+    inputs = [n for n in node.all_input_nodes if slices.tensors(n) and slices.of_batch(n)]
+    if not inputs:
+        raise _changing(where)
+    for given in inputs:
+        summed = _SUMMED.get(node.target)
+        is_mask = slices.tensors(given)[0].dtype in (torch.bool, torch.uint8)
+        if node.target in _CHOOSING and not is_mask:
+            continue  # indices: as many elements as there are, whatever they are
+        if node.target in _CHOOSING:
+            summed = _aten.count_nonzero.default
+        if summed is None:
+            yield given, Check(Kind.VALUE, f"what {node.target} reads", where)
+            continue
+        total = slices.insert(node, summed, (given,))
+        yield total, Check(Kind.VALUE, f"the number of elements that {node.target} makes", where)
+
+
+def _changing(where: str) -> CaptureError:
+    return CaptureError(
+        f"the forward reads, in {where}, a value that depends on a buffer which the forward "
+        "changes: the captured graph would hold its first value for ever. Keep such decisions out "
+        "of the forward, or make them with tensor operations (torch.where)"
+    )
+
+
+def _line(node: fx.Node) -> str:
+    """Return the line of the model's code that made a node."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+    return "{}:{}, in {}".format(*found[-1]) if found else ""
 
 
 def _conditions(captured: fx.GraphModule, sink: fx.Node) -> Iterator[tuple[object, str]]:
     """Yield the conditions of an assertion, nodes or values, each with its message."""
+    if sink.target is KNOWN:
+        return
     number = sink.args[0]
     if not str(sink.target).startswith("aten.sym_constrain_range"):
         message = sink.args[1] if len(sink.args) > 1 else "the condition is false"
@@ -90,10 +158,21 @@ class _Slices:
         """Whether what the assertion reads depends on the batch and on constants alone."""
         return all(self._is_plain(part) for part in self._ancestors([sink]) if part is not sink)
 
-    def stands_for(self, new: fx.Node, old: fx.Node) -> None:
-        """Treat a new node as the one before which it was inserted."""
-        self._order[new] = self._order[old]
-        self._trace.facts[new] = self._trace.facts[old]
+    def tensors(self, node: fx.Node) -> tuple[Tensor, ...]:
+        """Return what the node makes, as fake tensors."""
+        facts = self._trace.facts.get(node)
+        return () if facts is None else facts.tensors
+
+    def insert(self, before: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        """Insert a call that makes no tensors of its own."""
+        with self._captured.graph.inserting_before(before):
+            node = self._captured.graph.call_function(target, args)
+        touched = frozenset().union(
+            *(self._trace.facts[a].touched for a in node.all_input_nodes if a in self._trace.facts)
+        )
+        self._order[node] = self._order[before]
+        self._trace.facts[node] = NodeFacts((), touched, frozenset())
+        return node
 
     def prune(self) -> None:
         """Erase what nothing else needs: numbers, and what was computed or written for them."""
