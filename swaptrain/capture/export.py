@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swaptrain
 from swaptrain.capture.arguments import check_arguments
-from swaptrain.capture.checks.operation import is_check, refuse_unknown_sizes
+from swaptrain.capture.checks.operation import refuse_unknown_sizes
 from swaptrain.capture.checks.questions import KnownInputs, answered_questions
 from swaptrain.capture.checks.record import recorded_checks
 from swaptrain.capture.checks.values import BatchValues
@@ -30,7 +30,7 @@ from swaptrain.capture.eager_branches import (
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.guards.forward import ForwardGuard
 from swaptrain.capture.guards.settled import settled_graph
-from swaptrain.capture.trace import READS_VALUES, may_write, trace_graph
+from swaptrain.capture.trace import READS_VALUES, has_effect, trace_graph
 from swaptrain.errors import CaptureError
 
 __all__ = ["export_graph"]
@@ -166,14 +166,7 @@ def _clean(captured: fx.GraphModule) -> None:
     for node in list(captured.graph.nodes):
         if node.op == "call_module" or (node.op == "call_function" and node.target in _DROPPED):
             captured.graph.erase_node(node)
-    captured.graph.eliminate_dead_code(is_impure_node=_is_impure)
-
-
-def _is_impure(node: fx.Node) -> bool:
-    """Keep whatever may write, and what only asserts something."""
-    if node.op in ("placeholder", "output") or is_check(node):
-        return True
-    return node.op == "call_function" and may_write(node)
+    captured.graph.eliminate_dead_code(is_impure_node=has_effect)
 
 
 def _explain(error: Exception, module: nn.Module) -> str:

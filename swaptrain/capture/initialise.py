@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from swaptrain.capture.guards.shared import check_memory
 from swaptrain.capture.initialise_exchange import swapping_fakes
 from swaptrain.capture.initialise_filebacked import (
     FileBacked,
@@ -106,8 +107,22 @@ def construct(
     why. What the factory raises there is raised.
     Without `draw` the recorded operations draw no random numbers, which is quicker: names, shapes
     and strides are right, the values of parameters, of buffers and of the generators are not.
-    Raises CaptureError for parameters that are not initialised or not dense on the CPU.
+    Raises CaptureError for parameters that are not initialised or not dense on the CPU, or share
+    memory.
     """
+    construction = _construct(factory, seed, scratch_dir, fake_from_bytes, resident_bytes, draw)
+    check_memory(construction.module)
+    return construction
+
+
+def _construct(
+    factory: Callable[[], nn.Module],
+    seed: int,
+    scratch_dir: Path,
+    fake_from_bytes: int,
+    resident_bytes: int,
+    draw: bool,
+) -> Construction:
     default_dtype = torch.get_default_dtype()
     files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
     try:

@@ -158,6 +158,13 @@ def is_random(node: fx.Node) -> bool:
     return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
 
 
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node has to stay though nobody reads its result: it writes, or it asserts."""
+    if node.op in ("placeholder", "output") or is_check(node):
+        return True
+    return node.op == "call_function" and may_write(node)
+
+
 def may_write(node: fx.Node) -> bool:
     """Whether a call whose result nobody reads may do something all the same.
 

@@ -1,6 +1,5 @@
-"""From what the config says of a model to a class, and what of the model is trained.
+"""What of a model is trained, and which adapters and frozen tables come with its weights.
 
-Enter at `classes.choose_class`, which `execute/hugging_face.py` asks for the class of transformers
-that does the job, and at `trained.trained_parameters`. This room may import capture, store and
-data, and never execute.
+Enter at `trained.trained_parameters`; `thaw` says what loading a checkpoint trains, `adapters` what
+is refused beside it. This room may import capture, store and data, and never execute.
 """

@@ -2,6 +2,6 @@
 
 Enter at `record.recorded_checks` (during the export), `values.BatchValues` (answers questions about
 the batch), `split.take_checks` (a graph without them, and the checks apart) and
-`batch_checks.BatchChecks` (made on each micro-batch). `functions` keeps custom autograd functions.
+`batch_checks.BatchChecks` (made on each micro-batch).
 May import what `swaptrain.capture` may.
 """

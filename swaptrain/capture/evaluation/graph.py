@@ -10,6 +10,8 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from swaptrain.capture.checks.batch_checks import BatchChecks
+from swaptrain.capture.checks.split import take_checks
 from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.evaluation.mode import eager_fast_paths, evaluating
 from swaptrain.capture.export import export_graph
@@ -38,6 +40,8 @@ class UncutEvaluation:
     """How many batches of this size one evaluation has."""
     losses: LossTerms
     """What its loss is the sum of."""
+    checks: BatchChecks
+    """What every batch of this size has to satisfy."""
     flagged: frozenset[str]
     """Parameters that require a gradient: some kernels look at the flag without a gradient too."""
     own_attributes: bool
@@ -87,6 +91,10 @@ def _uncut(
         return trace_graph(captured, fake_mode, batch, gradients=False)
 
     trace = traced()
+    checks, any_taken = take_checks(captured, trace, batch)
+    if any_taken:
+        checks.verify(batch, lambda: "the first batch of the held-out data")
+        trace = traced()
     if _drop_dead(captured, trace):
         trace = traced()
     _check_writes(captured, trace, parameters)
@@ -108,6 +116,7 @@ def _uncut(
         loss=loss,
         batches=batches,
         losses=_losses(captured, trace, list(batch), state),
+        checks=checks,
         flagged=frozenset(name for name, p in module.named_parameters() if p.requires_grad),
         own_attributes=own_attributes,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from swaptrain.capture.checks.batch_checks import BatchChecks
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.evaluation.graph import UncutEvaluation
 from swaptrain.capture.losses.terms import LossTerms
@@ -39,6 +40,7 @@ class EvaluationGraph:
     terms: tuple[tuple[int, ...], ...]
     """By slice: the counted terms of the loss that it computes."""
     losses: LossTerms
+    checks: BatchChecks
     constants: Mapping[str, torch.Tensor]
     flagged: frozenset[str]
     """Parameters that require a gradient."""
@@ -86,6 +88,7 @@ def _slice(
         random=tuple(tuple(f"{prefix}{name}" for name in part.random) for part in parts),
         terms=tuple(part.terms for part in parts),
         losses=uncut.losses,
+        checks=uncut.checks,
         constants=constants,
         flagged=uncut.flagged,
     )

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from swaptrain.capture.guards.forward import Forward, ForwardGuard, owner_of
 from swaptrain.capture.guards.states import keep_loss_alone, write_back
-from swaptrain.capture.trace import Trace, is_random, resolve_attribute
+from swaptrain.capture.trace import Trace, has_effect, is_random, resolve_attribute
 from swaptrain.errors import CaptureError
 
 __all__ = ["settled_graph"]
@@ -45,7 +45,7 @@ def settled_graph(
     states = {name: nodes[name] for name in first.assigned}
     if states:
         write_back(captured, trace(captured), states, plain)
-    captured.graph.eliminate_dead_code(lambda node: node.op != "get_attr" and _may_write(node))
+    captured.graph.eliminate_dead_code(has_effect)
     captured.recompile()
     return captured
 
@@ -175,16 +175,6 @@ def _lines(graph: fx.GraphModule, constant: set[fx.Node]) -> list[str]:
         arguments = fx.node.map_arg((node.args, node.kwargs), named)
         lines.append(f"{node.op} {node.target} {arguments}")
     return lines
-
-
-def _may_write(node: fx.Node) -> bool:
-    """Whether an operation has to stay though nobody uses its result."""
-    if node.op in ("placeholder", "output"):
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return "getitem" not in str(node.target)
-    return schema.is_mutable or "norm" in str(node.target)
 
 
 class _Named:

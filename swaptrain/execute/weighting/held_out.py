@@ -29,6 +29,7 @@ class HeldOutWeights:
         """Take the data, and the graphs that read it: one after the other, as many batches each."""
         self._data, self._captured, self._by_tokens = data, captured, by_tokens
         self._items = [len(data.items(1, m)) for m in range(data.micro_batches)]
+        self._checks = [g.checks for g in captured.evaluations for _ in range(g.spec.batches)]
 
     @property
     def remark(self) -> str:
@@ -44,7 +45,13 @@ class HeldOutWeights:
 
     def batch(self, m: int) -> Mapping[str, Tensor]:
         """Return a batch in the dtypes of the model."""
-        return cast_as_captured(self._data.batch(1, m), self._captured.model)
+        batch = cast_as_captured(self._data.batch(1, m), self._captured.model)
+        self._checks[m].verify(batch, lambda: self._describe(m))
+        return batch
+
+    def _describe(self, m: int) -> str:
+        items = self._data.items(1, m)
+        return f"eval: items {items[0]} to {items[-1]} of {self._data.name}"
 
     def by_batch(self) -> Sequence[StepWeights]:
         """Return how each batch weighs the terms of its loss; nothing where all are means."""

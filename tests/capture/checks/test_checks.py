@@ -104,7 +104,7 @@ def test_a_check_of_the_batch_refuses_by_name(assertion: Assertion, tmp_path: Pa
     good, bad = batches(largest=20)
     uncut = captured_model(lambda: Checking(assertion), good, tmp_path)
     uncut.checks.verify(good, lambda: "item 0")
-    with pytest.raises(CaptureError, match=r"item 3 .*an id is too large"):
+    with pytest.raises(CaptureError, match=r"item 3: .*an id is too large"):
         uncut.checks.verify(bad, lambda: "item 3")
     with pytest.raises((RuntimeError, AssertionError), match="an id is too large"):
         Checking(assertion)(**bad)
