@@ -168,6 +168,8 @@ CALLS = {
 """What executes what it reads, and clocks that jump."""
 STAMP = ("observe/step_metrics.py", "time.time")
 """The one use of such a clock: when a step ended."""
+PROBE = ("models/thaw.py", "_Probe.from_pretrained")
+"""Given a state dict of one number and no path: it asks how transformers loads, no more."""
 IMPORTERS = {"execute/factory.py", "data/python_dataset.py"}
 """The files that import what the config names."""
 
@@ -185,7 +187,8 @@ def test_nothing_executes_what_it_reads(path: Path) -> None:
         called = ast.unparse(node.func)
         if (name, called) != STAMP:
             assert called not in CALLS, f"{name}:{node.lineno} calls {called}"
-        assert "from_pretrained" not in called and "AutoTokenizer" not in called, name
+        if (name, called) != PROBE:
+            assert "from_pretrained" not in called and "AutoTokenizer" not in called, name
         if called.endswith("import_module"):
             assert name in IMPORTERS, f"{name}:{node.lineno}"
         keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}

@@ -16,6 +16,14 @@ from swaptrain.capture.trace import Trace, is_random, resolve_attribute
 __all__ = ["hoist_constants"]
 
 _MOST_BYTES = 64 << 20
+_aten = torch.ops.aten
+_UNDEFINED = frozenset(
+    {
+        _aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default,
+        _aten.empty_permuted.default, _aten.new_empty.default, _aten.new_empty_strided.default,
+    }
+)  # fmt: skip
+"""What memory holds before it is written differs from run to run, and is no constant."""
 
 
 def hoist_constants(captured: fx.GraphModule, trace: Trace, changing: Collection[str] = ()) -> bool:
@@ -34,6 +42,7 @@ def hoist_constants(captured: fx.GraphModule, trace: Trace, changing: Collection
         and all(not tensor.requires_grad for tensor in trace.facts[node].tensors)
         and len(trace.facts[node].tensors) == 1
         and not isinstance(node.meta.get("val"), (tuple, list))
+        and node.target not in _UNDEFINED
     ]
     total_bytes = sum(t.untyped_storage().nbytes() for n in wanted for t in trace.facts[n].tensors)
     if not wanted or total_bytes > _MOST_BYTES:

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from swaptrain.capture.guards.trial import held_tensors
-from swaptrain.capture.trace import resolve_attribute
+from swaptrain.capture.trace import bodies, resolve_attribute
 
 if TYPE_CHECKING:
     from swaptrain.capture.capture import Uncut
@@ -55,3 +55,4 @@ def _lines(uncut: Uncut) -> Iterator[str]:
             for t in (uncut.trace.facts[node].tensors if node in uncut.trace.facts else ())
         ]
         yield f"{node.op} {node.target} {node.args} {node.kwargs} {layouts}"
+        yield from (f"body {body.code}" for body, _ in bodies(node))

@@ -96,6 +96,7 @@ def construct(
     fake_from_bytes: int = 16 << 10,
     resident_bytes: int = 256 << 20,
     draw: bool = True,
+    check: Callable[[nn.Module], None] = check_memory,
 ) -> Construction:
     """Run `factory` under `seed` without keeping its parameters in memory.
 
@@ -107,31 +108,19 @@ def construct(
     why. What the factory raises there is raised.
     Without `draw` the recorded operations draw no random numbers, which is quicker: names, shapes
     and strides are right, the values of parameters, of buffers and of the generators are not.
-    Raises CaptureError for parameters that are not initialised or not dense on the CPU, or share
-    memory.
+    `check` is called with the module as the factory left it, before memory that tensors share is
+    parted. Raises what it raises, and CaptureError for parameters that are not initialised or not
+    dense on the CPU.
     """
-    construction = _construct(factory, seed, scratch_dir, fake_from_bytes, resident_bytes, draw)
-    check_memory(construction.module)
-    return construction
-
-
-def _construct(
-    factory: Callable[[], nn.Module],
-    seed: int,
-    scratch_dir: Path,
-    fake_from_bytes: int,
-    resident_bytes: int,
-    draw: bool,
-) -> Construction:
     default_dtype = torch.get_default_dtype()
     files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
     try:
-        return _recorded(factory, seed, files, fake_from_bytes, draw=draw)
+        return _recorded(factory, seed, files, fake_from_bytes, check, draw=draw)
     except Exception as error:
         # Whatever it is: if it is the factory's own error, the eager construction raises it again.
         refusal = str(error) or type(error).__name__
     torch.set_default_dtype(default_dtype)
-    return _file_backed(factory, seed, files, refusal)
+    return _file_backed(factory, seed, files, check, refusal)
 
 
 def _recorded(
@@ -139,6 +128,7 @@ def _recorded(
     seed: int,
     files: ScratchFiles,
     fake_from_bytes: int,
+    check: Callable[[nn.Module], None],
     *,
     draw: bool,
 ) -> Construction:
@@ -150,6 +140,7 @@ def _recorded(
     if recorder.refusal is not None:
         raise RefusedError(recorder.refusal)
     check_parameters(module)
+    check(module)
     windows = {id(p): recorder.window(p) for p in module.parameters() if isinstance(p, FakeTensor)}
     real_others(module, recorder, fake_mode)
     recorder.log.keep_only(list(windows.values()))
@@ -159,12 +150,18 @@ def _recorded(
 
 
 def _file_backed(
-    factory: Callable[[], nn.Module], seed: int, files: ScratchFiles, refusal: str
+    factory: Callable[[], nn.Module],
+    seed: int,
+    files: ScratchFiles,
+    check: Callable[[nn.Module], None],
+    refusal: str,
 ) -> Construction:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     _seed(seed)
     with FileBacked(files):
         module = factory()
+    check_parameters(module)
+    check(module)
     unfile_buffers(module)
     values = fake_parameters(module, fake_mode, files)
     names = {name: values[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}

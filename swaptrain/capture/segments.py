@@ -121,7 +121,7 @@ def _extract(
         for argument in node.all_input_nodes:
             if _is_submodule(argument) and argument not in copies:
                 copies[argument] = graph.get_attr(str(argument.target))
-        if is_random(node) or _draws_inside(node):
+        if is_random(node):
             graph.call_function(reseed, (len(random),))
             random.append(node.name)
         copies[node] = graph.node_copy(node, lambda n: copies[n])
@@ -139,16 +139,6 @@ def _body(node: fx.Node) -> Any:
     owner = node.graph.owning_module
     assert owner is not None
     return resolve_attribute(owner, str(node.target))
-
-
-def _draws_inside(node: fx.Node) -> bool:
-    """Whether a higher-order operation's body holds a random operation."""
-    return any(
-        is_random(inner)
-        for argument in node.all_input_nodes
-        if _is_submodule(argument)
-        for inner in _body(argument).graph.nodes
-    )
 
 
 def _canonical(

@@ -20,6 +20,8 @@ __all__ = [
     "READS_VALUES",
     "NodeFacts",
     "Trace",
+    "bodies",
+    "has_effect",
     "is_random",
     "may_write",
     "resolve_attribute",
@@ -153,9 +155,25 @@ def resolve_attribute(owner: torch.nn.Module, target: str) -> Any:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the operation may draw from the global generator."""
-    tags = getattr(node.target, "tags", ())
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in tags
+    """Whether the operation, or one in the body of a higher-order one, may draw random numbers."""
+    if node.op != "call_function":
+        return False
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return True
+    return any(is_random(inner) for body, _ in bodies(node) for inner in body.graph.nodes)
+
+
+def bodies(node: fx.Node) -> list[tuple[fx.GraphModule, tuple[Any, ...]]]:
+    """Return what a higher-order operation runs (a region without gradients), with its operands."""
+    found = []
+    for position, argument in enumerate(node.args if node.op == "call_function" else ()):
+        if isinstance(argument, fx.Node) and argument.op == "get_attr":
+            owner = argument.graph.owning_module
+            assert owner is not None
+            body = resolve_attribute(owner, str(argument.target))
+            if isinstance(body, fx.GraphModule):
+                found.append((body, node.args[position + 1 :]))
+    return found
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -188,8 +206,10 @@ def _storage(tensor: torch.Tensor) -> int:
 def _declared_writes(node: fx.Node, values: Mapping[fx.Node, Any]) -> set[int]:
     """Return the storages that the operation's schema, or our list, says it writes."""
     schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None:
+    if node.op != "call_function":
         return set()
+    if schema is None:
+        return _written_inside(node, values)
     positions: Iterable[int] = (
         i for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write
     )
@@ -203,6 +223,22 @@ def _declared_writes(node: fx.Node, values: Mapping[fx.Node, Any]) -> set[int]:
         argument = node.kwargs.get(name, argument)
         if isinstance(argument, fx.Node):
             written |= {_storage(t) for t in _tensors(values[argument])}
+    return written
+
+
+def _written_inside(node: fx.Node, values: Mapping[fx.Node, Any]) -> set[int]:
+    """Return the storages of operands that a higher-order operation's body says it writes.
+
+    A batch norm in a region without gradients does not change the version of its statistics.
+    """
+    written: set[int] = set()
+    for body, operands in bodies(node):
+        placeholders = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
+        given = dict(zip(placeholders, operands, strict=False))
+        inside = {inner: values[o] for inner, o in given.items() if isinstance(o, fx.Node)}
+        for inner in body.graph.nodes:
+            known = {n: inside.get(n) for n in inner.all_input_nodes}
+            written |= _declared_writes(inner, known)
     return written
 
 
@@ -226,7 +262,43 @@ def _out_of_place(node: fx.Node, args: Any, kwargs: Any) -> Any:
         (result.dtype, result.shape, result.stride())
         == (source.dtype, source.shape, source.stride())
     )
-    return twin if same else None
+    return twin if same and _same_backward(target, twin, args, kwargs) else None
+
+
+def _same_backward(target: Any, twin: Any, args: Any, kwargs: Any) -> bool:
+    """Whether autograd differentiates an operation in place and its twin by the same formulas.
+
+    `copy` has none, unlike `copy_`; and that of `elu_` reads its result, that of `elu` its input,
+    which gives other last bits.
+    """
+    if not any(tensor.requires_grad for tensor in _tensors((args, kwargs))):
+        return True
+
+    def formulas(operation: Any) -> list[str]:
+        def fresh(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            copy = leaf.detach().clone()
+            return copy.requires_grad_().clone() if leaf.requires_grad else copy
+
+        given, named = pytree.tree_map(fresh, (args, kwargs))
+        with torch.enable_grad():
+            return _names(operation(*given, **named).grad_fn)
+
+    try:
+        return formulas(target) == formulas(twin)
+    except RuntimeError:  # a second call in place is refused for reasons of its own
+        return False
+
+
+def _names(function: Any) -> list[str]:
+    """Return the names of the nodes of autograd from one on, those of each node's inputs behind."""
+    if function is None:
+        return []
+    return [
+        function.name(),
+        *(name for following, _ in function.next_functions for name in _names(following)),
+    ]
 
 
 def _reachable(loss: torch.Tensor) -> set[object]:

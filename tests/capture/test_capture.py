@@ -191,7 +191,8 @@ def test_equal_layers_share_code(tmp_path: Path) -> None:
 
 
 def data_dependent(model: Simple, x: Tensor) -> Tensor:
-    return model.first(x).sum() if x.sum() > 0 else model.second(x).sum()
+    first = model.first(x).sum()
+    return first if first > 0 else model.second(x).sum()
 
 
 def counting(model: Simple, x: Tensor) -> Tensor:

@@ -28,11 +28,12 @@ class Model(nn.Module):
 
     def __init__(self, loss_of: LossOf, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.first, self.head = nn.Linear(5, 8, dtype=dtype), nn.Linear(8, C, dtype=dtype)
-        self.loss_of = loss_of
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, C)
+        self.loss_of, self.dtype = loss_of, dtype
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss_of(self.head(torch.tanh(self.first(x))), y)
+        # Behind a product, so that what the loss reads is no cast of something else.
+        return self.loss_of(self.head(torch.tanh(self.first(x))).to(self.dtype) * 2, y)
 
 
 def compared(
@@ -49,7 +50,7 @@ def compared(
         return Model(loss_of, dtype)
 
     batches = [
-        {"x": torch.randn(N, 5, generator=torch.Generator().manual_seed(m)).to(dtype), "y": targets}
+        {"x": torch.randn(N, 5, generator=torch.Generator().manual_seed(m)), "y": targets}
         for m in range(2)
     ]
     captured, _ = cut(

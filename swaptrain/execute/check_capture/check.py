@@ -75,7 +75,7 @@ def _compared(config: Config, prepared: Prepared, need_bytes: int) -> tuple[Comp
     subject = _subject(config, prepared, batch, need_bytes)
     initial = prepared.built.initial if subject.make == prepared.factory.make else None
     try:
-        model = plain_model(subject.make, config.train.seed, initial)
+        model = plain_model(subject.make, config.train.seed, initial, prepared.built.thawed)
     except ConfigError as error:
         raise NotComparable(f"the constructor fails when it is called again: {error}") from error
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -15,8 +15,12 @@ from swaptrain.errors import SwaptrainError
 from swaptrain.execute.check_capture.draws import SameDraws, seed_generators
 from swaptrain.execute.factory import described
 from swaptrain.execute.pretrained import InitialWeights
+from swaptrain.models.thaw import thaw
 
 __all__ = ["EagerSteps", "NotComparable", "plain_model"]
+
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class NotComparable(Exception):
@@ -24,18 +28,27 @@ class NotComparable(Exception):
 
 
 def plain_model(
-    make: Callable[[], nn.Module], seed: int, initial: InitialWeights | None
+    make: Callable[[], nn.Module],
+    seed: int,
+    initial: InitialWeights | None,
+    thawed: Collection[str] = (),
 ) -> nn.Module:
     """Construct the model as plain PyTorch does, with the run's own initial values.
 
-    `initial` has them where they do not come from the constructor. The generators of torch, Python
-    and numpy stand afterwards where the constructor leaves them. Raises NotComparable.
+    `initial` has them where they do not come from the constructor; `thawed` are parameters that it
+    freezes and the run trains. The generators of torch, Python and numpy stand afterwards where the
+    constructor leaves them. Raises NotComparable.
     """
     seed_generators(seed)
     model = make()
     tensors = [*model.parameters(), *model.buffers()]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
         raise NotComparable("the factory gives the same module again when it is called again")
+    narrow = [n for n, p in model.named_parameters() if p.requires_grad and p.dtype in _NARROW]
+    if narrow:
+        raise NotComparable(f"the constructor makes {narrow[0]} in 16 bits")
+    if initial is not None:
+        thaw(model, thawed)
     if initial is not None and initial.origin is not None:
         buffers = dict(initial.module.named_buffers())
         with torch.no_grad():
