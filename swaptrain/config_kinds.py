@@ -18,7 +18,7 @@ from swaptrain.units import parse_size
 
 __all__ = ["Batches", "Count", "Device", "Entry", "Files", "Folder", "Folders", "Fraction"]
 __all__ += ["Globs"]
-__all__ += ["HfModel", "Kind", "Number", "OptimizerName", "Place", "Positive"]
+__all__ += ["HfModel", "Kind", "Mask", "Number", "OptimizerName", "Place", "Positive"]
 __all__ += ["PositiveNumber", "Seed"]
 __all__ += ["Size", "Text", "describe"]
 
@@ -119,6 +119,13 @@ def _not_negative_number(found: Any) -> float:
     return value
 
 
+def _mask(found: object) -> float:
+    part = _fraction(found)
+    if not 0 < part < 1:
+        raise TypeError
+    return part
+
+
 def _fraction(found: Any) -> float:
     value = _number(found)
     if not 0 <= value <= 1:
@@ -198,6 +205,7 @@ Seed = Annotated[int, Kind("a whole number from 0 on", "0", _at_least(0))]
 Number = Annotated[float, Kind("a number from 0 on", "0.1", _not_negative_number)]
 PositiveNumber = Annotated[float, Kind("a number greater than 0", "3e-4", _positive_number)]
 Fraction = Annotated[float, Kind("a number from 0 to 1", "0.1", _fraction)]
+Mask = Annotated[float, Kind("a number between 0 and 1", "0.15", _mask)]
 Size = Annotated[int, Kind("a size with its unit", "4GiB", _size)]
 Text = Annotated[str, Kind("text", "bytes", _text)]
 Place = Annotated[str, Kind("text (bytes, or a path)", "bytes", _path)]

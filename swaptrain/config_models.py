@@ -18,6 +18,7 @@ from swaptrain.config_kinds import (
     Fraction,
     Globs,
     HfModel,
+    Mask,
     Number,
     OptimizerName,
     Place,
@@ -25,6 +26,7 @@ from swaptrain.config_kinds import (
     PositiveNumber,
     Seed,
     Size,
+    Text,
 )
 from swaptrain.config_paths import written_path
 from swaptrain.config_yaml import dump_yaml, plain
@@ -82,6 +84,9 @@ class ModelConfig(Section):
     """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
     returns the loss: a scalar tensor, the first or the only scalar of a tuple, `loss` of a dict or
     of an object."""
+    architecture: Text | None = None
+    """A class of transformers, such as `BertForMaskedLM`, for `hf`. null: the one that the config's
+    `architectures` name, or else that fits the data; where none or several do, they are listed."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` factory."""
     constants: dict[str, Any] = {}
@@ -95,6 +100,8 @@ class ModelConfig(Section):
         self._exactly_one("hf", "python")
         if self.kwargs and self.python is None:
             raise ValueError("kwargs belong to python; write the arguments of hf into its config")
+        if self.architecture is not None and self.hf is None:
+            raise ValueError("architecture belongs to hf: it names a class of transformers")
         return self
 
 
@@ -137,6 +144,10 @@ class DataConfig(Section):
     micro_batches: Positive = 1
     """Micro-batches per step, which minimises their loss: `train.loss_weighting` says how each
     counts."""
+    mask: Mask | None = None
+    """The part of a sequence's tokens that a masked-language model predicts, such as 0.15, for
+    `text` and `tokens`: of these 80 % are masked, 10 % are random and 10 % stay. It needs the mask
+    token of a Hugging Face tokenizer. null: the next token is predicted."""
     shuffle: bool = True
     """A new order in each epoch, a function of `train.seed` and the position; false: in order."""
     cache: Folder | None = None
@@ -147,6 +158,14 @@ class DataConfig(Section):
         self._exactly_one("text", "tokens", "python")
         if self.kwargs and self.python is None:
             raise ValueError("kwargs belong to python, which is not set")
+        if self.mask is not None and self.python is not None:
+            raise ValueError("mask belongs to text and tokens; a python dataset masks by itself")
+        if self.mask is not None and self.tokenizer == "bytes":
+            raise ValueError(
+                "mask needs a mask token, and tokenizer is bytes, which has none: set tokenizer to "
+                "the directory of a Hugging Face tokenizer that has one, for token files to the "
+                "one that they were made with"
+            )
         return self
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from swaptrain.data.batches import Batches
+from swaptrain.data.masking import mask_tokens
 from swaptrain.data.record import RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings, SourceSettings
 from swaptrain.data.sources import (
@@ -114,6 +115,8 @@ def open_example(
         _check_size(config, batches.item_bytes, most_bytes)
         return batches.example()
     length = config.sequence_length
+    if config.mask is not None:  # refused here, before anything is written
+        mask_tokens(fitting_tokenizer(config, model_vocabulary))
     _check_size(config, 2 * length * _ID_BYTES, most_bytes)
     shape = (config.micro_batch, length)
     if source.text is not None:

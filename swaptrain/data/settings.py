@@ -53,6 +53,10 @@ class DataSettings(SourceSettings, Protocol):
         """Tokens in one item."""
 
     @property
+    def mask(self) -> float | None:
+        """The part of the tokens that is masked; None: the next token is predicted."""
+
+    @property
     def micro_batch(self) -> int:
         """Items in one micro-batch."""
 

@@ -13,6 +13,7 @@ import xxhash
 from swaptrain.data.batches import Batches, Dataset
 from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_files
 from swaptrain.data.documents import NotTextError, check_name
+from swaptrain.data.masking import MaskedTokens, mask_tokens
 from swaptrain.data.packed import PackedTokens
 from swaptrain.data.python_dataset import load_dataset
 from swaptrain.data.record import DataRecord, RunRecord
@@ -111,8 +112,7 @@ def open_text(
     run_record.check(record)
     root = run_record.path.parent if config.cache is None else Path(config.cache)
     tokens = tokenised(root, record.digest, files, tokenizer, at_least=length, key=key, note=note)
-    packed = PackedTokens(tokens, length)
-    return Source(packed, key, record, length, packed.expect)
+    return _packed(tokens, config, tokenizer, key, record)
 
 
 def open_tokens(
@@ -138,8 +138,23 @@ def open_tokens(
             raise first_unknown_id(f"{key}: {file.path}", ids, model_vocabulary)
     record = DataRecord(corpus_digest(files, forms), forms, files=tuple(files))
     run_record.check(record)
-    packed = PackedTokens(joined, config.sequence_length)
-    return Source(packed, key, record, config.sequence_length, packed.expect)
+    tokenizer = None if config.mask is None else fitting_tokenizer(config, model_vocabulary)
+    return _packed(joined, config, tokenizer, key, record)
+
+
+def _packed(
+    tokens: TokenSource,
+    config: DataSettings,
+    tokenizer: Tokenizer | None,
+    key: str,
+    record: DataRecord,
+) -> Source:
+    """Return tokens as sequences of one length, of which a part may be masked."""
+    packed = PackedTokens(tokens, config.sequence_length)
+    if config.mask is None or tokenizer is None:
+        return Source(packed, key, record, config.sequence_length, packed.expect)
+    items = MaskedTokens(packed, config.mask, mask_tokens(tokenizer))
+    return Source(items, key, record, config.sequence_length, packed.expect, draws=True)
 
 
 def _forms(opened: Sequence[TokenSource]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,15 +15,17 @@ from swaptrain.capture.capture import Uncut, capture
 from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
 from swaptrain.capture.fingerprint import content_digest
 from swaptrain.capture.forward.constants import bind_constants
+from swaptrain.capture.forward.loss import NoLossError
 from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
-from swaptrain.data import HeldOut
+from swaptrain.data import HeldOut, open_example
 from swaptrain.execute.checkpoint import Checkpoint
 from swaptrain.execute.factory import Factory, python_factory
 from swaptrain.execute.hugging_face import hugging_face_factory
 from swaptrain.execute.pretrained import InitialWeights, Pretrained
+from swaptrain.models.classes import Job
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.models.trained import Trained, trained_parameters
 from swaptrain.store.files import existing_parent
@@ -46,17 +49,36 @@ class BuiltModel:
     """Parameters that the constructor froze, and that are trained as `from_pretrained` has it."""
 
 
-def model_factory(config: Config) -> Factory:
+def model_factory(
+    config: Config,
+    example: Mapping[str, torch.Tensor] | None = None,
+    *,
+    asks: bool = True,
+    note: Callable[[str], None] = lambda _: None,
+) -> Factory:
     """Return the constructor that the config names; nothing is built yet.
 
+    `example` is a micro-batch, where it is known; `asks` whether a class is asked what it sees.
     Raises ConfigError when the directory, the architecture or the function does not exist.
     """
     if config.model.python is not None:
         found = python_factory(config.model.python, dict(config.model.kwargs))
     else:
-        found = hugging_face_factory(config)
+        found = hugging_face_factory(config, replace(_job(config, example), asks=asks, note=note))
     constants = dict(config.model.constants)
     return replace(found, make=lambda: bind_constants(found.make(), constants))
+
+
+def _job(config: Config, example: Mapping[str, torch.Tensor] | None) -> Job:
+    """Return what the data says of what the model is trained for."""
+    if config.data.python is None:
+        return Job("causal" if config.data.mask is None else "masked")
+
+    @cache
+    def batch() -> Mapping[str, torch.Tensor]:
+        return example or open_example(config.data, model_vocabulary=None)
+
+    return Job("items", batch, tuple(config.model.constants))
 
 
 def build(
@@ -100,10 +122,13 @@ def build(
     if config.model.dtype == "bfloat16":
         lower_parameters(module, construction.fake_mode, torch.bfloat16)
     dtype = getattr(torch, config.model.dtype)
-    dtypes = batch_dtypes(module, batch, dtype, construction.fake_mode)
-    if said := describe_casts(batch, dtypes, dtype):
-        note(said)
-    uncut = capture(module, construction.fake_mode, cast_batch(batch, dtypes), masters)
+    try:
+        dtypes = batch_dtypes(module, batch, dtype, construction.fake_mode)
+        if said := describe_casts(batch, dtypes, dtype):
+            note(said)
+        uncut = capture(module, construction.fake_mode, cast_batch(batch, dtypes), masters)
+    except NoLossError as error:
+        raise NoLossError(f"{error}. {factory.classes()}".removesuffix(". ")) from error
     evaluations = []
     for size, count in held_out.sizes(config.data.micro_batch) if held_out is not None else ():
         assert held_out is not None

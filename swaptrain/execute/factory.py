@@ -38,6 +38,8 @@ class Factory:
     """How many positions the model says that it has, and its name for that."""
     fewer_layers: Callable[[int], Factory | None] = lambda _: None
     """Gives the same architecture with at most so many layers; None where it has no more."""
+    classes: Callable[[], str] = lambda: ""
+    """Says which other classes do the job, where the model turns out to give no loss."""
 
 
 def python_factory(path: str, kwargs: Mapping[str, Any]) -> Factory:

@@ -20,6 +20,7 @@ from swaptrain.execute.check_capture.layers import most_layers, with_fewer_layer
 from swaptrain.execute.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.execute.factory import Factory, described
 from swaptrain.models.adapters import refuse_adapters
+from swaptrain.models.classes import Job, choose_class, fitting
 
 __all__ = ["hugging_face_factory"]
 
@@ -32,10 +33,15 @@ _OLD_KEYS = frozenset({
 })  # fmt: skip
 
 
-def hugging_face_factory(config: Config, layers: int | None = None) -> Factory:
-    """Return the constructor of the model that `model.hf` describes, with at most `layers` layers.
+def hugging_face_factory(
+    config: Config, job: Job, layers: int | None = None, chosen: Any = None
+) -> Factory:
+    """Return the constructor of the model that `model.hf` describes, of the class for the job.
 
-    Raises ConfigError when the directory, the architecture or a key does not exist.
+    With at most `layers` layers, and of the class `chosen` where that is known.
+
+    Raises ConfigError when the directory, the architecture or a key does not exist, and where no
+    class is known to do the job.
     """
     # Nothing is downloaded, whatever a config names: models of other libraries, kernels, backbones.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -57,7 +63,8 @@ def hugging_face_factory(config: Config, layers: int | None = None) -> Factory:
     _set_outputs(hf_config)
     if layers is not None:
         hf_config = with_fewer_layers(hf_config, layers)
-    cls = _architecture(transformers, architectures, hf_config)
+    with _offline():
+        cls = chosen or choose_class(hf_config, config.model.architecture, architectures, job)
 
     def make() -> nn.Module:
         # The config may name a lower dtype; the masters are float32 all the same.
@@ -84,10 +91,14 @@ def hugging_face_factory(config: Config, layers: int | None = None) -> Factory:
         return found
 
     def fewer_layers(most: int) -> Factory | None:
-        return hugging_face_factory(config, most) if most < most_layers(hf_config) else None
+        if most >= most_layers(hf_config):
+            return None
+        return hugging_face_factory(config, job, most, cls)
 
-    positions = _positions(hf_config)
-    return Factory(make, vocabulary, cls.__name__, checkpoint, positions, fewer_layers)
+    return Factory(
+        make, vocabulary, cls.__name__, checkpoint, _positions(hf_config), fewer_layers,
+        lambda: fitting(hf_config, job),
+    )  # fmt: skip
 
 
 def _set_outputs(hf_config: Any) -> None:
@@ -162,30 +173,6 @@ def _without_code(tree: Any) -> Any:
                 "eager or sdpa"
             )
     return {key: _without_code(value) for key, value in tree.items() if key != "auto_map"}
-
-
-def _architecture(transformers: Any, names: list[str], hf_config: Any) -> Any:
-    """Return the class with a loss: the named one, else the first task head that exists."""
-    for name in names:
-        cls = getattr(transformers, name, None)
-        if cls is not None:
-            return cls
-    heads = (
-        "AutoModelForCausalLM",
-        "AutoModelForSeq2SeqLM",
-        "AutoModelForMaskedLM",
-        "AutoModelForImageClassification",
-        "AutoModelForSpeechSeq2Seq",
-        "AutoModelForCTC",
-    )
-    for head in heads:
-        mapping = getattr(transformers, head)._model_mapping
-        if type(hf_config) in mapping:
-            return mapping[type(hf_config)]
-    raise ConfigError(
-        f"model.hf: transformers has no model with a loss for model_type "
-        f"{hf_config.model_type!r}; name one in `architectures`"
-    )
 
 
 def _config_class(model_type: str) -> Any:

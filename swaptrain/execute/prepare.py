@@ -49,10 +49,18 @@ class Prepared:
         choose_kernels(self.device.device, deterministic=config.train.deterministic)
         load_libraries(self.device.device)
         self.rule = update_rule(config.optimizer)
-        self.factory: Factory = model_factory(config)
-        example = open_example(
-            config.data, model_vocabulary=self.factory.vocabulary, most_bytes=config.memory.host
-        )
+        example = None
+        if config.data.python is not None:  # whose keys say what the model is for
+            example = open_example(
+                config.data, model_vocabulary=None, most_bytes=config.memory.host
+            )
+        self.factory: Factory = model_factory(config, example, asks=root is None, note=note)
+        if example is None:
+            example = open_example(
+                config.data,
+                model_vocabulary=self.factory.vocabulary,
+                most_bytes=config.memory.host,
+            )
         held_out = _held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
         self.built: BuiltModel = _built(

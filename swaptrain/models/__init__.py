@@ -1,5 +1,6 @@
-"""What of a model is trained, and which adapters and frozen tables come with its weights.
+"""Which class of a library a model is, what of it is trained, and what comes beside its weights.
 
-Enter at `trained.trained_parameters`; `thaw` says what loading a checkpoint trains, `adapters` what
-is refused beside it. This room may import capture, store and data, and never execute.
+Enter at `classes.choose_class` and `trained.trained_parameters`; `thaw` says what loading a
+checkpoint trains, `adapters` what is refused beside it. This room may import capture, store and
+data, and never execute.
 """
