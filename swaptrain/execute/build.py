@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,12 +19,11 @@ from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config import Config
-from swaptrain.data import HeldOut, open_example
+from swaptrain.data import HeldOut
 from swaptrain.execute.checkpoint import Checkpoint
 from swaptrain.execute.factory import Factory, python_factory
-from swaptrain.execute.hugging_face import hugging_face_factory
+from swaptrain.execute.hugging_face import hugging_face_factory, job_of
 from swaptrain.execute.pretrained import InitialWeights, Pretrained
-from swaptrain.models.classes import Job
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.models.trained import Trained, trained_parameters
 from swaptrain.store.files import existing_parent
@@ -64,21 +62,10 @@ def model_factory(
     if config.model.python is not None:
         found = python_factory(config.model.python, dict(config.model.kwargs))
     else:
-        found = hugging_face_factory(config, replace(_job(config, example), asks=asks, note=note))
+        job = replace(job_of(config, example), asks=asks, note=note)
+        found = hugging_face_factory(config, job)
     constants = dict(config.model.constants)
     return replace(found, make=lambda: bind_constants(found.make(), constants))
-
-
-def _job(config: Config, example: Mapping[str, torch.Tensor] | None) -> Job:
-    """Return what the data says of what the model is trained for."""
-    if config.data.python is None:
-        return Job("causal" if config.data.mask is None else "masked")
-
-    @cache
-    def batch() -> Mapping[str, torch.Tensor]:
-        return example or open_example(config.data, model_vocabulary=None)
-
-    return Job("items", batch, tuple(config.model.constants))
 
 
 def build(

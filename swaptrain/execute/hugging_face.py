@@ -8,13 +8,15 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swaptrain.config import Config
+from swaptrain.data import open_example
 from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.execute.check_capture.layers import most_layers, with_fewer_layers
 from swaptrain.execute.checkpoint import Checkpoint, open_checkpoint
@@ -22,7 +24,7 @@ from swaptrain.execute.factory import Factory, described
 from swaptrain.models.adapters import refuse_adapters
 from swaptrain.models.classes import Job, choose_class, fitting
 
-__all__ = ["hugging_face_factory"]
+__all__ = ["hugging_face_factory", "job_of"]
 
 # Keys that transformers 4 wrote into every config.json; some classes of transformers 5 do not have
 # them, and take them all the same.
@@ -34,11 +36,12 @@ _OLD_KEYS = frozenset({
 
 
 def hugging_face_factory(
-    config: Config, job: Job, layers: int | None = None, chosen: Any = None
+    config: Config, job: Job | None = None, layers: int | None = None, chosen: Any = None
 ) -> Factory:
     """Return the constructor of the model that `model.hf` describes, of the class for the job.
 
-    With at most `layers` layers, and of the class `chosen` where that is known.
+    Without a job it is what the config's data says. With at most `layers` layers, and of the class
+    `chosen` where that is known.
 
     Raises ConfigError when the directory, the architecture or a key does not exist, and where no
     class is known to do the job.
@@ -47,6 +50,7 @@ def hugging_face_factory(
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
+    job = job or job_of(config)
     transformers.logging.set_verbosity_error()
     tree = _read_config(config.model.hf)
     fields = _without_code(tree)
@@ -99,6 +103,18 @@ def hugging_face_factory(
         make, vocabulary, cls.__name__, checkpoint, _positions(hf_config), fewer_layers,
         lambda: fitting(hf_config, job),
     )  # fmt: skip
+
+
+def job_of(config: Config, example: Mapping[str, Tensor] | None = None) -> Job:
+    """Return what the data says of what the model is trained for; `example` is a micro-batch."""
+    if config.data.python is None:
+        return Job("causal" if config.data.mask is None else "masked")
+
+    @cache
+    def batch() -> Mapping[str, Tensor]:
+        return example or open_example(config.data, model_vocabulary=None)
+
+    return Job("items", batch, tuple(config.model.constants))
 
 
 def _set_outputs(hf_config: Any) -> None:
