@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import NoReturn
 
 from swaptrain.config import Config, load_config
 from swaptrain.config_paths import expand_argument
@@ -38,160 +38,155 @@ Verbs:
 Exit codes: 0 finished; 1 failed, can be resumed; 2 the config or a budget is wrong, nothing was
 touched; 3 the store is damaged; 130 or 143 stopped by a signal, can be resumed."""
 
-# A command returns what is to be done, so that the work runs outside of the parser and its own
-# handling of signals and broken pipes.
-Action = Callable[[], None]
-
-ConfigOption = Annotated[
-    Path, typer.Option("--config", metavar="FILE", help="The YAML file that describes the job.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY.SUB=VALUE",
-        help="Config keys to set over the file, such as train.steps=100 memory.host=8GiB.",
-        show_default=False,
-    ),
-]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory (run.dir).")]
+Arguments = argparse.Namespace
 
 
-class ExportType(StrEnum):
-    """The dtypes that `export --dtype` offers."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-def _train(
-    config: ConfigOption,
-    overrides: Overrides = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete what run.dir holds and start over.")
-    ] = False,
-    accept_change: Annotated[
-        bool,
-        typer.Option(
-            "--accept-change",
-            help="Resume though the learning rate, its schedule or the weight decay differ.",
-        ),
-    ] = False,
-    from_step: Annotated[
-        int | None,
-        typer.Option(
-            "--from-step",
-            metavar="N",
-            help="Go back to the snapshot of step N (store.keep) and train on from there; all that "
-            "came after it is lost.",
-        ),
-    ] = None,
-) -> Action:
+def _train(given: Arguments) -> None:
     """Train a model that fits neither in GPU memory nor in RAM, from an SSD.
 
     Starts the run in run.dir, or resumes it exactly where it stopped.
     """
+    if given.fresh and given.from_step is not None:
+        raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
+    loaded = _load(given)
+    _set_up_torch()
+    from swaptrain.execute.train import train
 
-    def action() -> None:
-        if fresh and from_step is not None:
-            raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
-        loaded = _load(config, overrides)
-        _set_up_torch()
-        from swaptrain.execute.train import train
-
-        train(loaded, fresh=fresh, accept_change=accept_change, from_step=from_step)
-
-    return action
+    train(loaded, fresh=given.fresh, accept_change=given.accept_change, from_step=given.from_step)
 
 
-def _plan(config: ConfigOption, overrides: Overrides = None) -> Action:
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    _config_arguments(parser)
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete what run.dir holds and start over"
+    )
+    parser.add_argument(
+        "--accept-change",
+        action="store_true",
+        help="resume though the learning rate, its schedule or the weight decay differ",
+    )
+    parser.add_argument(
+        "--from-step",
+        type=int,
+        metavar="N",
+        help="go back to the snapshot of step N (store.keep) and train on from there; all that "
+        "came after it is lost",
+    )
+
+
+def _plan(given: Arguments) -> None:
     """Show segments, memory, disk and bytes per step of a config, and train nothing."""
+    loaded = _load(given)
+    _set_up_torch()
+    from swaptrain.execute.plan import print_plan
 
-    def action() -> None:
-        loaded = _load(config, overrides)
-        _set_up_torch()
-        from swaptrain.execute.plan import print_plan
-
-        print_plan(loaded)
-
-    return action
+    print_plan(loaded)
 
 
-def _inspect(run: RunArgument) -> Action:
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the YAML file that describes the job",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY.SUB=VALUE",
+        help="config keys to set over the file, such as train.steps=100 memory.host=8GiB",
+    )
+
+
+def _inspect(given: Arguments) -> None:
     """Show what a run directory holds: config, steps, segments, bytes."""
+    run_dir = _check_run(given.run)
+    from swaptrain.observe.inspect import inspect_run
 
-    def action() -> None:
-        run_dir = _check_run(run)
-        from swaptrain.observe.inspect import inspect_run
-
-        inspect_run(run_dir)
-
-    return action
+    inspect_run(run_dir)
 
 
-def _export(
-    run: RunArgument,
-    to: Annotated[
-        Path, typer.Option("--to", metavar="FILE.safetensors", help="The file to write.")
-    ],
-    dtype: Annotated[
-        ExportType | None,
-        typer.Option(help="Write in this dtype; the default is the one that was trained in."),
-    ] = None,
-    from_step: Annotated[
-        int | None,
-        typer.Option(
-            "--from-step", metavar="N", help="Take the snapshot of step N (store.keep) instead."
-        ),
-    ] = None,
-) -> Action:
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory (run.dir)")
+
+
+def _export(given: Arguments) -> None:
     """Write the weights of a run to a safetensors file.
 
     Of a run that trains, as they are at the end of the step in progress: the trainer waits until
     they are read. Of any other, as its last commit left them.
     """
+    target = expand_argument(given.to)
+    if target.suffix != ".safetensors":
+        raise ConfigError(f"--to {target}: the file's name must end in .safetensors")
+    run_dir = _check_run(given.run)
+    from swaptrain.store.export import export_weights
 
-    def action() -> None:
-        target = expand_argument(to)
-        if target.suffix != ".safetensors":
-            raise ConfigError(f"--to {target}: the file's name must end in .safetensors")
-        run_dir = _check_run(run)
-        from swaptrain.store.export import export_weights
-
-        chosen = dtype.value if dtype else None
-        export_weights(run_dir, target, chosen, from_step=from_step, note=print)
-
-    return action
+    export_weights(run_dir, target, given.dtype, from_step=given.from_step, note=print)
 
 
-def _verify(
-    run: RunArgument,
-    repair: Annotated[
-        bool,
-        typer.Option("--repair", help="Restore what a snapshot holds the same bytes of."),
-    ] = False,
-) -> Action:
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    _run_arguments(parser)
+    parser.add_argument(
+        "--to", type=Path, required=True, metavar="FILE.safetensors", help="the file to write"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="write in this dtype; the default is the one that was trained in",
+    )
+    parser.add_argument(
+        "--from-step",
+        type=int,
+        metavar="N",
+        help="take the snapshot of step N (store.keep) instead",
+    )
+
+
+def _verify(given: Arguments) -> None:
     """Read all that a run would go on from, and its snapshots, and list what is damaged.
 
     Every chunk is compared with its checksum, at the speed of the disk. Exit code 0 if nothing is
     wrong, else 3. A run that is training can be checked: it is not disturbed. --repair is refused
     while it trains.
     """
+    run_dir = _check_run(given.run)
+    from swaptrain.observe.verify_run import verify_run
 
-    def action() -> None:
-        run_dir = _check_run(run)
-        from swaptrain.observe.verify_run import verify_run
-
-        verify_run(run_dir, mend=repair)
-
-    return action
+    verify_run(run_dir, mend=given.repair)
 
 
-_VERBS: dict[str, Callable[..., Action]] = {
-    "plan": _plan,
-    "inspect": _inspect,
-    "export": _export,
-    "verify": _verify,
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    _run_arguments(parser)
+    parser.add_argument(
+        "--repair", action="store_true", help="restore what a snapshot holds the same bytes of"
+    )
+
+
+@dataclass(frozen=True)
+class _Verb:
+    """A word of the command line."""
+
+    run: Callable[[Arguments], None]
+    """Does it; its docstring is the help."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+_TRAIN = _Verb(_train, _train_arguments)
+_VERBS = {
+    "plan": _Verb(_plan, _config_arguments),
+    "inspect": _Verb(_inspect, _run_arguments),
+    "export": _Verb(_export, _export_arguments),
+    "verify": _Verb(_verify, _verify_arguments),
 }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError for wrong usage, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -226,34 +221,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> Action | None:
+def _parse(argv: list[str]) -> Callable[[], None] | None:
     """Return what the arguments ask for, or None if that was the help, which is printed."""
-    command, verb = _train, ""
+    verb, name = _TRAIN, ""
     if not argv:
         argv = ["--help"]
     elif argv[0] in _VERBS:
-        verb, argv = argv[0], argv[1:]
-        command = _VERBS[verb]
+        name, *argv = argv
+        verb = _VERBS[name]
     elif not argv[0].startswith("-") and "=" not in argv[0]:
         raise ConfigError(f"unknown verb {argv[0]!r}; {_advice(argv[0])}")
-    program = f"{_PROGRAM} {verb}".rstrip()
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+    parser = _Parser(
+        prog=f"{_PROGRAM} {name}".rstrip(),
+        description=inspect.getdoc(verb.run),
+        epilog=None if name else _EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    app.command(epilog=None if verb else "\b\n" + _EPILOG.replace("\n\n", "\n\n\b\n"))(command)
-    # In every version of typer, BadParameter is a kind of the error for wrong usage.
-    usage_error: Any = typer.BadParameter.__mro__[1]
+    verb.add_arguments(parser)
     try:
-        result: Any = typer.main.get_command(app).main(
-            args=argv, prog_name=program, standalone_mode=False
-        )
-    except usage_error as error:
-        message: str = error.format_message()
-        message = message.replace("Value error, ", "").rstrip(".")
-        raise ConfigError(f"{message}. See {program} --help") from None
-    return result if callable(result) else None
+        # Intermixed: overrides and options come in any order.
+        given, unknown = parser.parse_known_intermixed_args(argv)
+    except SystemExit:  # after the help
+        return None
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        parser.error(f"unknown argument {unknown[0]}{meant}")
+    return lambda: verb.run(given)
 
 
 def _advice(word: str) -> str:
@@ -273,11 +268,11 @@ def _advice_on(error: SwaptrainError) -> list[str]:
     return advice(error)
 
 
-def _load(config: Path, overrides: Sequence[str] | None) -> Config:
-    for word in overrides or ():
+def _load(given: Arguments) -> Config:
+    for word in given.overrides:
         if word in _VERBS:
             raise ConfigError(f"the verb comes first: {_PROGRAM} {word} --help")
-    return load_config(expand_argument(config), overrides or ())
+    return load_config(expand_argument(given.config), given.overrides)
 
 
 def _check_run(run: Path) -> Path:

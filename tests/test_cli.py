@@ -96,17 +96,23 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
         (["plam"], "unknown verb 'plam'; did you mean plan?"),
         (["train", "--config", "JOB"], "to train: python -m swaptrain --config FILE"),
         (["big.yaml"], "to train: python -m swaptrain --config big.yaml"),
-        (["--fresh"], "Missing option '--config'. See python -m swaptrain --help"),
-        (["plan"], "Missing option '--config'. See python -m swaptrain plan --help"),
-        (["train.steps=3"], "Missing option '--config'"),
+        (
+            ["--fresh"],
+            "the following arguments are required: --config. See python -m swaptrain --help",
+        ),
+        (
+            ["plan"],
+            "the following arguments are required: --config. See python -m swaptrain plan --help",
+        ),
+        (["train.steps=3"], "the following arguments are required: --config"),
         (["--config", "JOB", "plan"], "the verb comes first"),
-        (["--config", "JOB", "--frsh"], "--frsh"),
+        (["--config", "JOB", "--frsh"], "--frsh; did you mean --fresh?"),
         (["--config", "JOB", "train.stesp=3"], "did you mean train.steps?"),
         (["--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
-        (["inspect"], "Missing argument 'RUN'"),
+        (["inspect"], "the following arguments are required: RUN"),
         (["inspect", "nowhere"], "nowhere: no such run directory"),
         (["export", ".", "--to", "a.bin"], "must end in .safetensors"),
-        (["export", ".", "--to", "a.safetensors", "--dtype", "fp8"], "'fp8' is not one of"),
+        (["export", ".", "--to", "a.safetensors", "--dtype", "fp8"], "invalid choice: 'fp8'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -190,7 +196,7 @@ def test_help_lists_what_works(calls: Calls, capsys: pytest.CaptureFixture[str])
         assert word in printed
     for verb in ("plan", "inspect", "export"):
         assert main([verb, "--help"]) == 0
-        assert f"Usage: python -m swaptrain {verb}" in capsys.readouterr().out
+        assert f"usage: python -m swaptrain {verb}" in capsys.readouterr().out
     assert calls == []
 
 
