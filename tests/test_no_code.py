@@ -38,7 +38,7 @@ def test_a_run_cannot_run_code(job: Job, tmp_path: Path) -> None:
         assert entry in recorded
         recorded = recorded.replace(entry, "evil:build")
     (run / "config.yaml").write_text(recorded)
-    for name in ("evil", "yaml", "argparse", "zarr", "xxhash", "pydantic", "rich", "numpy", "torch"):
+    for name in ("evil", "yaml", "argparse", "zarr", "xxhash", "pydantic", "rich", "torch"):
         (run / f"{name}.py").write_text(EVIL.format(canary=str(canary)))
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     for verb in (["inspect", "."], ["export", ".", "--to", "weights.safetensors"]):

@@ -22,7 +22,7 @@ from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
 
-__all__ = ["DryRun", "Measured", "dry_run", "kind_of", "sample_groups", "slab_bytes"]
+__all__ = ["DryRun", "Measured", "dry_run", "kind_of"]
 
 _ROUNDS = 3
 _STD = 0.02
@@ -280,18 +280,7 @@ def kind_of(captured: Captured, instruction: Instruction) -> tuple[Operation, in
     return instruction.operation, isomorphism, saves
 
 
-def sample_groups(captured: Captured, program: Program) -> list[list[Instruction]]:
-    """Return one instruction of each kind and class, in the order of the program.
-
-    A forward that saves and the backward that takes it are together.
-    """
-    pairs = _pairs(captured, program)
-    alone = [i for i in program if not any(key.kind is Kind.SAVED for key in i.touches)]
-    together = [[i] for i in _samples(captured, alone)] + [list(pair) for pair in pairs]
-    return sorted(together, key=lambda group: program.index(group[0]))
-
-
-def slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
+def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
     """Return the bytes of slabs that instructions touch together."""
     return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
 
@@ -316,7 +305,7 @@ def _saving_pairs(
     program = replace(builder, saves=frozenset(layouts.saved)).step()
     pairs = []
     for forward, backward in _pairs(run.captured, program):
-        if slab_bytes(layouts, (forward, backward)) <= limit_bytes:
+        if _slab_bytes(layouts, (forward, backward)) <= limit_bytes:
             pairs.append((forward, backward))
         else:
             _forget_saved(run, forward)

@@ -23,7 +23,6 @@ from swaptrain.execute.floor import disk_machine, step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard, OwnBytes
 from swaptrain.execute.home import StoreHome
-from swaptrain.execute.io_cost import with_io_cost
 from swaptrain.execute.machine import Machine
 from swaptrain.execute.open_store import open_store
 from swaptrain.execute.planning import Plan
@@ -130,8 +129,6 @@ class OpenRun:
         plan = self._choose(plan, machine, spare)
         if machine is not None and plan.builder.saves:  # what is saved takes slabs as well
             plan = with_tier_cost(plan, config, self._prepared.device)
-        if machine is not None:
-            plan = with_io_cost(plan, config, machine, self._prepared.planner.batch, self._io)
         self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s
         self._home.files.reserve_evaluated()

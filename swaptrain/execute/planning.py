@@ -64,8 +64,6 @@ class Plan:
     """Seconds that the tier itself takes for an instruction, where that was measured."""
     load_s: float = 0.0
     """Seconds that a micro-batch takes to load, where that was measured."""
-    beside_io: float | None = None
-    """Times as long that instructions take beside the I/O of a step, where that was measured."""
     repeats: int = 1
     """Segments whose backward a kill may repeat (`store.repeats`)."""
 

@@ -44,13 +44,11 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
     m = config.store.commit_every
-    slower, work = plan.beside_io or 1.0, IOWork() if machine is None else machine.io_work
-    if plan.beside_io is not None:  # which contains the rest
-        work = IOWork(commit_s=work.commit_s)
+    work = IOWork() if machine is None else machine.io_work
     rehearsal = Rehearsal(
         plan.layouts.size_bytes,
         Room(plan.pool_bytes),
-        seconds=lambda instruction: plan.tier_s + slower * seconds(instruction),
+        seconds=lambda instruction: plan.tier_s + seconds(instruction),
         disk=None if machine is None else machine.disk,
         work=_work(plan, config, work),
         commit_work_s=work.commit_s,

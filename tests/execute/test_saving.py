@@ -168,8 +168,6 @@ def test_what_is_saved_is_not_recomputed(
     segments = len(prepared.plan.captured.model.segments)
     with monkeypatch.context() as patch:
         patch.setattr("swaptrain.execute.train.Prepared", lambda *_: prepared)
-        # On a busy machine a step is long enough to have its instructions measured beforehand.
-        patch.setattr("swaptrain.execute.open_run.with_io_cost", lambda plan, *_: plan)
         calls = forwards(patch)
         run_dir = trained(config)
     once = 2 * 3 * segments
