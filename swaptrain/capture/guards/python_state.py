@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import array
 import collections
-import itertools
-import random
+import contextlib
+import contextvars
+import os
 import sys
+import threading
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from swaptrain.capture.guards.draws import state_bytes
 from swaptrain.capture.guards.lines import is_own_file
+from swaptrain.capture.guards.tokens import PLAIN, keeps_state, plain_token, token_of
 
 __all__ = ["Picture", "changes", "hook_roots", "model_roots", "reachable"]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, range)
-_NO_STATE = frozenset(
-    (
-        *("torch", "logging", "threading", "concurrent", "asyncio", "multiprocessing", "weakref"),
-        *("re", "inspect", "typing", "importlib", "os", "io", "swaptrain", "abc", "pathlib"),
-        *("functools", "ctypes", "_thread", "warnings", "contextlib", "transformers_modules"),
-    )
-)
-"""Packages whose objects keep nothing that a forward computes with."""
 _MODULE_SLOTS = frozenset(vars(nn.Module())) - {"training"}
 _MOST_OBJECTS = 2_000_000
+_FAKE = frozenset(dir(FakeTensor)) | frozenset(FakeTensor.__annotations__)
+"""Attributes that tensors have while a forward is exported."""
+_SHOWN = (types.ModuleType, types.FunctionType, types.MethodType, type, nn.Module, np.ndarray)
+"""What shows its attributes in another way, or has none of its own."""
 
 
 @dataclass
@@ -58,7 +56,7 @@ def changes(before: Picture, after: Picture) -> dict[str, str]:
 
 def model_roots(model: nn.Module) -> dict[str, object]:
     """Return what the state of a forward may hang on: the model, its classes, their modules."""
-    roots: dict[str, object] = {"self": model}
+    roots: dict[str, object] = {"self": model, "os.environ": os.environ}
     waiting: list[str] = []
     for part in model.modules():
         for cls in type(part).__mro__:
@@ -66,7 +64,7 @@ def model_roots(model: nn.Module) -> dict[str, object]:
             file = getattr(module, "__file__", None)
             if module is None or not is_own_file(file, installed=True):
                 continue
-            roots.setdefault(cls.__qualname__, _Attributes(cls))
+            roots.setdefault(cls.__qualname__, cls)
             waiting.append(cls.__module__)
     seen: set[str] = set()
     while waiting:
@@ -104,21 +102,30 @@ def reachable(roots: Mapping[str, object], *, own_tensors: bool = False) -> Pict
     With `own_tensors` those that modules hold are reached, too, but for parameters.
     """
     picture = Picture()
-    seen: dict[int, object] = {}  # kept alive, so that no other object gets the same identity
+    seen: dict[int, tuple[object, str]] = {}  # kept alive: no other object gets the same identity
+    same: collections.Counter[str] = collections.Counter()
     waiting: list[tuple[str, object]] = list(reversed(list(roots.items())))
     while waiting and len(seen) < _MOST_OBJECTS:
         path, value = waiting.pop()
-        if isinstance(value, (*_PLAIN, Enum)):
-            picture.tokens[path] = _plain(value)
+        if path in picture.tokens:  # two keys of a dict, two variables of one name
+            same[path] += 1
+            path = f"{path}#{same[path]}"
+        if isinstance(value, PLAIN):
+            picture.tokens[path] = plain_token(value)
             continue
         if isinstance(value, torch.Tensor):
             picture.tensors[path] = value
             picture.tokens[path] = ("tensor", tuple(value.shape), str(value.dtype))
+            waiting.extend(_tensor_parts(path, value))
             continue
+        if isinstance(value, Enum):
+            picture.tokens[path] = value
         if id(value) in seen:
+            if not isinstance(value, (Enum, type)):
+                picture.tokens[path] = ("the same as", seen[id(value)][1])
             continue
-        seen[id(value)] = value
-        token = _token(value)
+        seen[id(value)] = value, path
+        token = token_of(value)
         if token is not None:
             picture.tokens[path] = token
         waiting.extend(reversed(list(_parts(path, value))))
@@ -137,57 +144,26 @@ _ABSENT = _Absent()
 
 
 class _Attributes:
-    """Stands for what a class or a Python module holds."""
+    """Stands for what a Python module holds."""
 
-    def __init__(self, owner: type | types.ModuleType) -> None:
+    def __init__(self, owner: types.ModuleType) -> None:
         self.owner = owner
 
 
-def _plain(value: object) -> object:
-    return (type(value).__name__, repr(value)) if isinstance(value, (float, complex)) else value
-
-
-def _token(value: object) -> object | None:
-    """Return what of an object may change without its parts changing."""
-    if isinstance(value, (list, tuple, collections.deque, dict)):
-        return ("length", len(value))
-    if isinstance(value, (set, frozenset)):
-        return ("set", len(value), sorted(repr(item) for item in value if isinstance(item, _PLAIN)))
-    if isinstance(value, (bytearray, array.array)):
-        return xxhash.xxh3_128_hexdigest(bytes(value))
-    if isinstance(value, np.ndarray):
-        return (value.shape, str(value.dtype), xxhash.xxh3_128_hexdigest(value.tobytes()))
-    if isinstance(value, np.generic):
-        return (str(value.dtype), repr(value))
-    if isinstance(value, random.Random):
-        return ("state", hash(value.getstate()))
-    if isinstance(value, np.random.Generator):
-        return ("state", repr(value.bit_generator.state))
-    if isinstance(value, np.random.RandomState):
-        return ("state", repr(value.get_state()))
-    if isinstance(value, torch.Generator):
-        return ("state", xxhash.xxh3_128_hexdigest(state_bytes(value)))
-    if isinstance(value, itertools.count):
-        return repr(value)
-    if isinstance(value, types.GeneratorType):
-        return ("at", None if value.gi_frame is None else value.gi_frame.f_lasti)
-    hint = getattr(type(value), "__length_hint__", None)  # of iterators over containers
-    return ("left", hint(value)) if hint is not None and isinstance(value, Iterator) else None
-
-
 def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield what an object refers to, with its path."""
+    """Yield what an object refers to, with its path, and its classes."""
+    yield from _classes(value)
     if isinstance(value, _Attributes):
         yield from _attributes(path, value.owner)
-    elif isinstance(value, dict):
+    elif isinstance(value, (dict, os._Environ)):
         for key, item in list(value.items()):
-            yield f"{path}[{key!r}]" if isinstance(key, _PLAIN) else f"{path}[...]", item
+            yield f"{path}[{key!r}]" if isinstance(key, PLAIN) else f"{path}[...]", item
     elif isinstance(value, (list, tuple, collections.deque)):
         for i, item in enumerate(value):
             yield f"{path}[{i}]", item
     elif isinstance(value, (set, frozenset)):
         for item in value:
-            if not isinstance(item, _PLAIN):
+            if not isinstance(item, PLAIN):
                 yield f"{path}{{...}}", item
     elif isinstance(value, types.FunctionType):
         yield from _function_parts(path, value)
@@ -199,12 +175,19 @@ def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
             yield from ((f"{path}.{n}", v) for n, v in value.gi_frame.f_locals.items())
     elif isinstance(value, nn.Module):
         yield from _module_parts(path, value)
+    elif isinstance(value, type):
+        if _is_own_class(value):
+            yield from _attributes(path, value)
     elif type(value).__module__ == "functools" and hasattr(value, "keywords"):
         partial: Any = value
         yield path, partial.func
         yield f"{path}.args", partial.args
         yield f"{path}.keywords", partial.keywords
-    elif not isinstance(value, (type, types.ModuleType, np.ndarray)) and _keeps_state(value):
+    elif isinstance(value, property):
+        yield from ((path, f) for f in (value.fget, value.fset, value.fdel) if f is not None)
+    else:
+        yield from _standard_parts(path, value)
+    if isinstance(value, threading.local) or (keeps_state(value) and not isinstance(value, _SHOWN)):
         for name, item in list(getattr(value, "__dict__", {}).items()):
             yield f"{path}.{name}", item
         for name in _slots(type(value)):
@@ -212,8 +195,42 @@ def _parts(path: str, value: object) -> Iterator[tuple[str, object]]:
                 yield f"{path}.{name}", getattr(value, name)
 
 
-def _keeps_state(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] not in _NO_STATE
+def _standard_parts(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what objects of the standard library hold without an attribute that shows it."""
+    if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+        yield path, value.__self__
+    elif isinstance(value, contextvars.ContextVar):
+        yield path, value.get(None)
+    elif isinstance(value, SynchronizedBase):
+        yield path, value.get_obj()
+    elif (
+        isinstance(value, Iterator)
+        and type(value).__module__ in ("builtins", "itertools")
+        and not hasattr(value, "__length_hint__")
+    ):
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(TypeError):
+            yield path, value.__reduce__()  # the iterators below, and the place
+
+
+def _is_own_class(value: type) -> bool:
+    module = sys.modules.get(value.__module__)
+    return is_own_file(getattr(module, "__file__", None), installed=True)
+
+
+def _classes(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the classes of an object, and theirs, where they are no library's."""
+    if type(value).__module__ == "builtins":
+        return
+    for cls in (*type(value).__mro__, type(type(value))):
+        if _is_own_class(cls):
+            yield cls.__qualname__, cls
+
+
+def _tensor_parts(path: str, tensor: torch.Tensor) -> Iterator[tuple[str, object]]:
+    """Yield the plain values that somebody has set on a tensor."""
+    for name, item in vars(tensor).items():
+        if isinstance(item, PLAIN) and not name.startswith("_") and name not in _FAKE:
+            yield f"{path}.{name}", item
 
 
 def _attributes(path: str, owner: type | types.ModuleType) -> Iterator[tuple[str, object]]:
@@ -223,9 +240,9 @@ def _attributes(path: str, owner: type | types.ModuleType) -> Iterator[tuple[str
         if key.startswith("__"):
             continue
         inner = getattr(value, "__func__", value)  # class and static methods
-        if isinstance(inner, (type, types.ModuleType, property)):
+        if isinstance(inner, types.ModuleType):
             continue
-        if isinstance(inner, types.FunctionType) and inner.__module__ != name:
+        if isinstance(inner, (types.FunctionType, type)) and inner.__module__ != name:
             continue
         yield f"{path}.{key}", inner
 
@@ -253,6 +270,9 @@ def _module_parts(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for hook in hooks.values():
             yield f"{path}.<forward hook>", hook
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None:
+            yield from _tensor_parts(f"{path}.{name}", tensor)
     for name, child in module._modules.items():
         if child is not None:
             yield f"{path}.{name}", child

@@ -28,6 +28,7 @@ _GRADIENTS: dict[Any, str] = {
 _WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
 _SHOWS_DATA: Any = torch.Tensor.data
 _GRAD_FN: Any = torch.Tensor.grad_fn
+_GRAD: Any = torch.Tensor.grad
 
 
 @contextlib.contextmanager
@@ -75,6 +76,8 @@ class _Watch(TorchFunctionMode):
             raise CaptureError(
                 _in_the_forward("Tensor.grad_fn", "a captured graph has other nodes of autograd")
             )
+        if func in (_GRAD.__get__, _GRAD.__set__) and called_by_model(1):
+            raise CaptureError(_in_the_forward("Tensor.grad", _NO_GRAD))
         if func == _SHOWS_DATA.__set__:
             raise CaptureError(_in_the_forward("`tensor.data = ...`", _NO_DATA))
         if func == _SHOWS_DATA.__get__:
@@ -117,6 +120,11 @@ class _Watch(TorchFunctionMode):
 _NO_GRADIENT = (
     "a gradient taken inside of the forward is no part of a captured graph; write the gradient out "
     "as tensor operations, or train this model in plain PyTorch"
+)
+_NO_GRAD = (
+    "in plain PyTorch it holds what earlier micro-batches of the step have added up, which a "
+    "captured graph does not see; change gradients with a hook of the parameter "
+    "(Parameter.register_hook)"
 )
 _NO_DATA = (
     "autograd does not see writes through `.data`, and neither does a captured graph; write to a "

@@ -332,6 +332,17 @@ class Deterministic(Base):
         return h
 
 
+class ReadsGradient(Base):
+    def middle(self, h: Tensor) -> Tensor:
+        return h if self.a.weight.grad is None else h * 0.5
+
+
+class DropsGradient(Base):
+    def middle(self, h: Tensor) -> Tensor:
+        self.a.weight.grad = None
+        return h
+
+
 STATE = "the forward changes Python state: .*"
 REFUSED: dict[type[Base], str] = {
     InAList: STATE + r"self\.calls\[0\] \(1 -> 2\)",
@@ -372,6 +383,8 @@ REFUSED: dict[type[Base], str] = {
     FunctionalGradient: r"torch.func.grad at .*test_forward.py",
     Jacobian: r"torch.func.vjp or jacrev at .*test_forward.py",
     Hessian: r"torch.func.jvp or jacfwd at .*test_forward.py",
+    ReadsGradient: r"Tensor.grad at .*test_forward.py:\d+, in middle",
+    DropsGradient: r"Tensor.grad at .*test_forward.py",
     Deterministic: "use_deterministic_algorithms",
 }
 
