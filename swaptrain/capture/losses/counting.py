@@ -31,13 +31,20 @@ class Target:
     """Where one term of a loss finds what it counts."""
 
     def __init__(
-        self, node: fx.Node, *, ignore_index: int | None, weight: fx.Node | None = None
+        self,
+        node: fx.Node,
+        *,
+        ignore_index: int | None,
+        weight: fx.Node | None = None,
+        elements: int = 1,
     ) -> None:
         """Take class numbers and the one that is not trained; or, if that is None, a count.
 
-        With the `weight` of each class its mean divides by the weights of the targets.
+        With the `weight` of each class its mean divides by the weights of the targets. A count that
+        is a mean says of how many `elements`: batches of unequally many items have others.
         """
         self.node, self.ignore_index, self.weight = node, ignore_index, weight
+        self.elements = elements
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -47,7 +54,7 @@ class Target:
     def count(self, found: Tensor, weight: Tensor | None) -> float:
         """Return the trained targets of a micro-batch, or the sum of their weights, in float64."""
         if self.ignore_index is None:
-            return float(found)
+            return float(found) * self.elements
         trained = found != self.ignore_index
         if weight is None:
             return float(trained.sum())

@@ -37,7 +37,7 @@ def weigh(
     if node in terms.quotients:
         index = _index(used, terms.quotients[node])
         with graph.inserting_before(copy):
-            below = graph.call_function(over_all, (copy.args[1], index))
+            below = graph.call_function(over_all, (copy.args[1], index, terms.elements[node]))
         copy.update_arg(1, below)
         return graph.call_function(part, (copy, index))
     if node in terms.shared:

@@ -54,6 +54,8 @@ class LossTerms:
     """Cross entropies that are means, and the number of their term."""
     quotients: Mapping[fx.Node, int] = field(default_factory=dict)
     """Divisions of a sum of cross entropies by a count."""
+    elements: Mapping[fx.Node, int] = field(default_factory=dict)
+    """By such a division: of how many elements both are the mean; 1 for sums."""
     shared: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     """By a node that adds: those of its arguments that are terms which count nothing."""
     counter: Counter | None = None
@@ -77,6 +79,7 @@ def loss_terms(captured: fx.GraphModule, trace: Trace, keys: Sequence[str]) -> L
     return LossTerms(
         entropies=walk.entropies,
         quotients=walk.quotients,
+        elements=walk.elements,
         shared={user: frozenset(children) for user, children in walk.shared.items()},
         counter=counter(captured, trace, keys, walk.targets),
     )
@@ -92,6 +95,7 @@ class _Walk:
         self.targets: list[Target] = []
         self.entropies: dict[fx.Node, int] = {}
         self.quotients: dict[fx.Node, int] = {}
+        self.elements: dict[fx.Node, int] = {}
         self.shared: dict[fx.Node, set[fx.Node]] = {}
 
     def descend(self, loss: fx.Node) -> str:
@@ -155,8 +159,9 @@ class _Walk:
         else:
             count = self._count_of(node.args[1])
             assert count is not None, "a term has one"
-            self.targets.append(Target(count, ignore_index=None))
-            self.quotients[node] = number
+            elements = self._numel(count.all_input_nodes[0]) if count.target in MEANS else 1
+            self.targets.append(Target(count, ignore_index=None, elements=elements))
+            self.quotients[node], self.elements[node] = number, elements
 
     def _divides_items(self, nodes: Sequence[fx.Node]) -> bool:
         """Whether what is counted is of some of a micro-batch's items, not of all."""

@@ -93,10 +93,13 @@ def divided(entropy: Tensor, index: int) -> Tensor:
     return entropy / (weights.micro_batches if total is None else total)
 
 
-def over_all(count: Tensor, index: int) -> Tensor:
-    """Return what a sum is divided by: the micro-batch's own count, or the whole step's."""
+def over_all(count: Tensor, index: int, elements: int) -> Tensor:
+    """Return what a sum is divided by: the micro-batch's own count, or the whole step's.
+
+    Where both are means of so many `elements`: the whole step's by their number.
+    """
     _, total = _total(index)
-    return count if total is None else torch.full_like(count, total)
+    return count if total is None else torch.full_like(count, total / elements)
 
 
 def part(mean: Tensor, index: int) -> Tensor:

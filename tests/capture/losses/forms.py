@@ -166,7 +166,7 @@ def masked_by_hand(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) ->
 
 def means_by_hand(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
     mask = mask_of(y)[0].float()
-    return (each(k, h, y) * mask).mean() / (mask.mean() if n is None else n[0])
+    return (each(k, h, y) * mask).mean() / (mask.mean() if n is None else n[0] / mask.numel())
 
 
 def gathered(k: Losses, h: Tensor, y: Tensor, n: Counts, m: int | None) -> Tensor:
@@ -234,7 +234,8 @@ ADDITIVE = {
     "stacked": Form(stacked),
     "masked by hand": Form(masked_by_hand),
     "means by hand": Form(
-        means_by_hand, lambda _, y: [float((y[:, 1:] != IGNORED).float().mean())]
+        means_by_hand,
+        lambda _, y: [float((y[:, 1:] != IGNORED).float().mean()) * y[:, 1:].numel()],
     ),
     "gathered": Form(gathered),
     "by one hot": Form(by_one_hot),

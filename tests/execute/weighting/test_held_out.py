@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
+from swaptrain.config import Config
 from swaptrain.errors import RunError
 from tests.execute.weighting.answers import answers
 from tests.support import models
@@ -25,11 +27,38 @@ LANGUAGE: dict[str, Any] = {
 }
 
 
+class MeansByHand(models.Language):
+    """Divides the mean over all labels by the trained part of them."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        logits = self.out(self.block(self.embedding(input_ids)))[:, :-1]
+        mask = (labels[:, 1:] != -100).float()
+        targets = labels[:, 1:].clamp(min=0)
+        each = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        return (each * mask).mean() / mask.mean()
+
+
+def means_by_hand() -> nn.Module:
+    return MeansByHand()
+
+
 def test_each_held_out_token_counts_once(tmp_path: Path) -> None:
     """Eight items by threes: the sum over all trained tokens by their number, as by hand."""
     config = config_of(tmp_path / "run", LANGUAGE)
     found = rows(trained(config))[-1]["eval_loss"]
     assert found == reference(config).eval_losses[2]
+    assert found == pytest.approx(_by_hand(config), abs=1e-6)
+
+
+def test_so_it_does_where_a_mean_is_divided_by_a_mean(tmp_path: Path) -> None:
+    """The last batch has fewer items, of which its own mean is the mean."""
+    model = {"python": "tests.execute.weighting.test_held_out:means_by_hand"}
+    config = config_of(tmp_path / "run", {**LANGUAGE, "model": model})
+    found = rows(trained(config))[-1]["eval_loss"]
+    assert found == pytest.approx(_by_hand(config), abs=1e-6)
+
+
+def _by_hand(config: Config) -> float:
     model, data = models.language().eval(), answers()
     model.load_state_dict(weights(config.run.dir))
     total, count = 0.0, 0
@@ -39,7 +68,7 @@ def test_each_held_out_token_counts_once(tmp_path: Path) -> None:
             logits = model.out(model.block(model.embedding(item["input_ids"][None])))[0, :-1]
         total += float(F.cross_entropy(logits, item["labels"][1:], reduction="sum"))
         count += int((item["labels"][1:] != -100).sum())
-    assert found == pytest.approx(total / count, abs=1e-6)
+    return total / count
 
 
 def test_batches_weigh_by_items_where_steps_do_not_weigh_tokens(tmp_path: Path) -> None:
