@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from swaptrain.capture.checks.operation import KNOWN, is_check, is_scalar
 from swaptrain.capture.checks.values import BatchValues
+from swaptrain.capture.guards.layouts import refuse_sparse
 from swaptrain.errors import CaptureError
 
 __all__ = [
@@ -129,6 +130,7 @@ def trace_graph(
                         answers[node] = result
             values[node] = result
             outputs = _tensors(result)
+            refuse_sparse(node, outputs)
             written = {_storage(t) for t, version in before if t._version != version}
             written |= _declared_writes(node, values)
             for tensor in outputs:

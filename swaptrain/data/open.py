@@ -16,6 +16,7 @@ from swaptrain.data.sources import (
     Source,
     first_unknown_id,
     fitting_tokenizer,
+    largest_id,
     open_python,
     open_text,
     open_tokens,
@@ -23,7 +24,7 @@ from swaptrain.data.sources import (
     token_files,
 )
 from swaptrain.data.text import document_tokens, too_short
-from swaptrain.data.token_files import Joined, scan
+from swaptrain.data.token_files import Joined
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.units import format_size
 
@@ -136,9 +137,11 @@ def open_example(
         files, held = token_files(source, config, section, model_vocabulary)
         joined = Joined(held)
         first = joined.read(0, min(shape[0] * shape[1], len(joined)))
-        if model_vocabulary is not None and first.max() >= model_vocabulary:
+        beyond = model_vocabulary is not None and first.max() >= model_vocabulary
+        if beyond or first.min() < 0:  # before the model fails on it
             for file, its_ids in zip(files, held, strict=True):
-                if max(map(np.max, scan(its_ids))) >= model_vocabulary:
+                largest = largest_id(f"{key}: {file.path}", its_ids)
+                if model_vocabulary is not None and largest >= model_vocabulary:
                     raise first_unknown_id(f"{key}: {file.path}", its_ids, model_vocabulary)
     ids = torch.tensor(np.resize(first, shape))
     return {"input_ids": ids, "labels": ids.clone()}

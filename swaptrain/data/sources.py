@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "first_unknown_id",
     "fitting_tokenizer",
+    "largest_id",
     "open_python",
     "open_text",
     "open_tokens",
@@ -163,6 +164,21 @@ def _forms(opened: Sequence[TokenSource]) -> str:
     return ", ".join(forms) if any(forms) else ""
 
 
+def largest_id(where: str, ids: TokenSource) -> int:
+    """Return the largest id of a file; raises ConfigError with the place of a negative one."""
+    largest, place = -1, 0
+    for piece in scan(ids):
+        if piece.min() < 0:
+            first = int(np.flatnonzero(piece < 0)[0])
+            raise ConfigError(
+                f"{where} has the id {piece[first]} as its token {place + first:,}: ids are 0 or "
+                "more, and less than 2^63"
+            )
+        largest = max(largest, int(piece.max()))
+        place += len(piece)
+    return largest
+
+
 def first_unknown_id(where: str, ids: TokenSource, model_vocabulary: int) -> ConfigError:
     """Return the refusal of a file of ids, with the place of the first that the model has not."""
     place = 0
@@ -253,14 +269,4 @@ def token_files(
 def _with_largest_id(file: CorpusFile, ids: TokenSource, key: str) -> CorpusFile:
     if file.largest_id >= 0:
         return file
-    largest_id, place = -1, 0
-    for piece in scan(ids):
-        if piece.min() < 0:
-            first = int(np.flatnonzero(piece < 0)[0])
-            raise ConfigError(
-                f"{key}: {file.path} has the id {piece[first]} as its token {place + first:,}: ids "
-                "are 0 or more, and less than 2^63"
-            )
-        largest_id = max(largest_id, int(piece.max()))
-        place += len(piece)
-    return replace(file, largest_id=largest_id)
+    return replace(file, largest_id=largest_id(f"{key}: {file.path}", ids))

@@ -147,3 +147,13 @@ def test_a_zarr_array_of_huge_chunks_is_refused(tmp_path: Path, data_config: Con
     config = data_config(tokens=[str(tmp_path / "a.zarr")])
     with pytest.raises(ConfigError, match="have 128 MiB"):
         open_data(config, seed=0, run_dir=tmp_path / "run", model_vocabulary=None)
+
+
+def test_a_negative_id_is_named_before_the_model_meets_it(
+    tmp_path: Path, data_config: Config
+) -> None:
+    """The first micro-batch is what the capture runs the model on."""
+    np.save(tmp_path / "ids.npy", np.where(np.arange(90) == 7, -100, 5))
+    config = data_config(tokens=[str(tmp_path / "ids.npy")])
+    with pytest.raises(ConfigError, match=r"ids\.npy has the id -100 as its token 7: "):
+        open_example(config, model_vocabulary=9)

@@ -11,7 +11,7 @@ from swaptrain.capture.guards.lines import is_models_file
 from swaptrain.capture.guards.python_state import model_roots, reachable
 from swaptrain.errors import CaptureError
 
-__all__ = ["fake_constant", "refuse_hidden_state"]
+__all__ = ["fake_constant", "own_lines", "refuse_hidden_state"]
 
 
 def refuse_hidden_state(module: nn.Module, changing: Mapping[int, str]) -> None:
@@ -44,7 +44,7 @@ def fake_constant(node: fx.Node) -> CaptureError:
             f"{name} is a plain tensor attribute made from a parameter in the constructor: compute "
             "it in the forward from the parameter, or register a copy of it (.clone()) as a buffer"
         )
-    lines = [line for user in node.users for line in _own_lines(user)]
+    lines = [line for user in node.users for line in own_lines(user)]
     where = f" ({lines[-1]})" if lines else ""
     return CaptureError(
         f"the forward computes a tensor in a way that the captured graph cannot follow{where}: "
@@ -53,7 +53,7 @@ def fake_constant(node: fx.Node) -> CaptureError:
     )
 
 
-def _own_lines(node: fx.Node) -> list[str]:
+def own_lines(node: fx.Node) -> list[str]:
     """Return the lines of the model's own code in a node's stack, outermost first."""
     stack = (node.meta.get("stack_trace") or "").splitlines()
     found = []
