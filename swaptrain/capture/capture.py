@@ -20,6 +20,8 @@ from swaptrain.capture.fingerprint import cut_fingerprint
 from swaptrain.capture.gradient_layout import gradient_strides, is_dense
 from swaptrain.capture.guards.hidden import refuse_hidden_state
 from swaptrain.capture.guards.hooks import ParameterHooks, take_hooks
+from swaptrain.capture.guards.shared import check_changing
+from swaptrain.capture.guards.tied import name_tied_buffers
 from swaptrain.capture.guards.trial import tried_hooks
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
@@ -110,6 +112,7 @@ def capture(
     """
     hooks = take_hooks(module)
     captured = export_graph(module, fake_mode, batch)
+    name_tied_buffers(captured, module)
     trace = trace_graph(captured, fake_mode, batch)
     checks, any_taken = take_checks(captured, trace, batch)
     if any_taken:
@@ -131,6 +134,7 @@ def capture(
     check_gradients(captured, trace, names)
     origins = _origins(captured, trace, names, list(batch))
     refuse_hidden_state(module, _changing(captured, origins))
+    check_changing(_tensors(module, captured), _changing(captured, origins).values())
     tried = tried_hooks(hooks, dict(module.named_parameters()), _changing(captured, origins))
     strides, losses = gradient_strides(trace), loss_terms(captured, trace, list(batch))
     return Uncut(captured, trace, batch, parameters, origins, strides, tried, losses, checks)
@@ -142,6 +146,18 @@ def _changing(captured: fx.GraphModule, origins: Mapping[fx.Node, Binding]) -> d
         int(resolve_attribute(captured, str(node.target)).untyped_storage()._cdata): binding.name
         for node, binding in origins.items()
         if binding.kind == "buffer"
+    }
+
+
+def _tensors(module: nn.Module, captured: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """Return what the graph fetches and is no parameter, and all buffers, by name."""
+    fetched = (str(node.target) for node in captured.graph.nodes if node.op == "get_attr")
+    found = {n.removeprefix("model."): resolve_attribute(captured, n) for n in fetched}
+    found.update(module.named_buffers())
+    return {
+        name: tensor
+        for name, tensor in found.items()
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, nn.Parameter)
     }
 
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from swaptrain.capture.guards.forward import Forward, ForwardGuard, owner_of
 from swaptrain.capture.guards.states import keep_loss_alone, write_back
+from swaptrain.capture.guards.tied import refuse_parted_buffers
 from swaptrain.capture.trace import Trace, has_effect, is_random, resolve_attribute
 from swaptrain.errors import CaptureError
 
@@ -44,6 +45,7 @@ def settled_graph(
     _check_unread(captured, [name for name in first.replaced if name not in plain])
     states = {name: nodes[name] for name in first.assigned}
     if states:
+        refuse_parted_buffers(model, first.assigned)
         write_back(captured, trace(captured), states, plain)
     captured.graph.eliminate_dead_code(has_effect)
     captured.recompile()

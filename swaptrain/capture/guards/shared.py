@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from swaptrain.errors import CaptureError
 
-__all__ = ["check_memory"]
+__all__ = ["check_changing", "check_memory"]
 
 _MOST_ELEMENTS = 1 << 28
 """Of a storage that is looked at element by element; two views of a larger one are refused."""
@@ -24,6 +24,7 @@ class _Place:
     name: str
     tensor: torch.Tensor
     trained: bool
+    """It is stepped by an optimizer, or changed by the forward."""
 
     @property
     def begin(self) -> int:
@@ -50,6 +51,29 @@ def check_memory(module: nn.Module) -> None:
             if (place.trained or other.trained) and _overlap(place, other):
                 raise _refusal(other, place)
         storages[storage].append(place)
+
+
+def check_changing(tensors: Mapping[str, torch.Tensor], changing: Collection[str]) -> None:
+    """Raise CaptureError where a buffer that the forward changes is seen through another tensor.
+
+    `tensors` are those of the model that are no parameters, by name, `changing` the names of the
+    buffers that the forward changes: each of them is stored by itself, and the other one would not
+    follow. One tensor under several names passes.
+    """
+    storages: dict[int, list[_Place]] = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        place = _Place(name, tensor, name in changing)
+        for other in storages.setdefault(int(tensor.untyped_storage()._cdata), []):
+            changed, seen = (place, other) if place.trained else (other, place)
+            if changed.trained and other.tensor is not tensor and _overlap(place, other):
+                raise CaptureError(
+                    f"{seen.name} lies in the memory of the buffer {changed.name}, which the "
+                    f"forward changes: read {changed.name} itself in the forward, or register a "
+                    "copy of it (.clone()) that keeps its value"
+                )
+        storages[int(tensor.untyped_storage()._cdata)].append(place)
 
 
 def _places(module: nn.Module) -> Iterator[tuple[int, _Place]]:

@@ -197,10 +197,74 @@ class OldWeightNorm(Base):
         self.b = torch.nn.utils.weight_norm(self.b)  # type: ignore[no-untyped-call]
 
 
+class TwoPlaces(Base):
+    """A batch norm that is also in a list, whose forward runs by its second name."""
+
+    def prepare(self) -> None:
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.all = torch.nn.Sequential(self.norm, torch.nn.Tanh())
+
+    def middle(self, h: Tensor) -> Tensor:
+        result: Tensor = self.all(h)
+        return result
+
+
+class TwoNames(Base):
+    def prepare(self) -> None:
+        self.register_buffer("first", torch.ones(WIDTH))
+        self.register_buffer("second", self.first)
+
+    def middle(self, h: Tensor) -> Tensor:
+        assert isinstance(self.first, Tensor) and isinstance(self.second, Tensor)
+        self.second.mul_(0.9)
+        return h * self.first
+
+
+class Halves(Base):
+    def prepare(self) -> None:
+        both = torch.ones(2 * WIDTH)
+        self.register_buffer("first", both[:WIDTH])
+        self.register_buffer("second", both[WIDTH:])
+
+    def middle(self, h: Tensor) -> Tensor:
+        assert isinstance(self.first, Tensor) and isinstance(self.second, Tensor)
+        self.second.mul_(0.9)
+        return h * self.first * self.second
+
+
+class SeenByAnother(Base):
+    """A buffer is changed, and read as another tensor on its memory."""
+
+    def prepare(self) -> None:
+        self.register_buffer("first", torch.ones(WIDTH))
+        assert isinstance(self.first, Tensor)
+        self.seen = self.first.view(4, 4)
+
+    def middle(self, h: Tensor) -> Tensor:
+        assert isinstance(self.first, Tensor)
+        self.first.mul_(0.9)
+        return h * self.seen.flatten()
+
+
+class PartOfAnother(Halves):
+    def prepare(self) -> None:
+        self.register_buffer("first", torch.ones(WIDTH))
+        assert isinstance(self.first, Tensor)
+        self.register_buffer("second", self.first[:1])
+
+
+class Parts(TwoNames):
+    def middle(self, h: Tensor) -> Tensor:
+        self.second = self.second * 0.9
+        assert isinstance(self.first, Tensor)
+        return h * self.first
+
+
 EQUAL = [
     Assigned, SavedOld, NotPersistent, Submodule, RegisteredAgain, SetAttribute, ByDict,
     WhileTraining, InPlaceToo, Places, Exchanged, NeverRead, WithGradientNeverRead, PlainAssigned,
     PlainInPlace, Passed, CachedTables, FreshEachTime, WeightNorm, OldWeightNorm,
+    TwoPlaces, TwoNames, Halves,
 ]  # fmt: skip
 
 
@@ -291,6 +355,9 @@ class OutsideInPlace(Base):
 
 
 REFUSED = [
+    (SeenByAnother, r"(seen lies in the memory of the buffer first|first .* of the buffer seen)"),
+    (PartOfAnother, "first lies in the memory of the buffer second, which the forward changes"),
+    (Parts, "assigns a tensor to second, which was one buffer with first"),
     (OtherShape, "ema.*shape and dtype"),
     (OtherType, "ema.*shape and dtype"),
     (WithGradient, r"ema.*detach\(\)"),
