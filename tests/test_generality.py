@@ -201,11 +201,11 @@ MODELS: dict[str, Architecture] = {
             "num_attention_heads": 4, "intermediate_size": 64, "conv_dim": [8, 8],
             "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_feat_extract_layers": 2,
             "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
-            "mask_time_prob": 0.0, "layerdrop": 0.0,
+            "mask_time_prob": 0.0, "layerdrop": 0.0, "hidden_dropout": 0.0,
+            "attention_dropout": 0.0, "activation_dropout": 0.0, "feat_proj_dropout": 0.0,
+            "final_dropout": 0.0,
         },
         batches=audio,
-        expected="refused",
-        refusal="Wav2Vec2ForCTC",
     ),
 }  # fmt: skip
 
@@ -290,6 +290,25 @@ def test_an_architecture_that_draws_evaluates_without_draws(name: str, tmp_path:
     expected = eager_losses(model, held_out)
     evaluated = segment_losses(cut_everywhere(uncut), evaluations, model, held_out)
     assert evaluated == (expected if MODELS[name].expected == "same bits" else close(expected))
+
+
+def test_experts_in_float32_leave_the_rest_of_the_model_its_eager_branches(tmp_path: Path) -> None:
+    """Qwen 3 Next solves its triangular systems by substitution only where it is exported."""
+    fields = {
+        **GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "head_dim": 8, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model("qwen3_next", **fields, use_cache=False)
+    graph = captured_model(lambda: _built(config), text()[0], tmp_path).captured.graph
+    solves = torch.ops.aten.linalg_solve_triangular.default
+    assert any(node.target is solves for node in graph.nodes)
+
+
+def _built(config: Any) -> nn.Module:
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
 
 
 def close(values: list[float]) -> Any:

@@ -37,6 +37,10 @@ def eager_branches(batch_keys: Collection[str]) -> Iterator[None]:
     masking = sys.modules.get("transformers.masking_utils")
     if masking is not None and "position_ids" not in batch_keys:
         replacements.append((masking, "find_packed_sequence_indices", _nothing_packed))
+    experts: Any = sys.modules.get("transformers.integrations.moe")
+    if hasattr(experts, "_can_use_grouped_mm"):
+        can_use = _with_a_fake_kernel(experts._can_use_grouped_mm)
+        replacements.append((experts, "_can_use_grouped_mm", can_use))
     with contextlib.ExitStack() as stack:
         for owner, name, function in replacements:
             if hasattr(owner, name):
@@ -149,6 +153,19 @@ def _false() -> bool:
 
 def _true(*_: object) -> bool:
     return True
+
+
+def _with_a_fake_kernel(can_use: Callable[..., bool]) -> Callable[..., bool]:
+    """Say that torch's grouped product is of no use in float32: fake tensors have none.
+
+    The product that transformers puts in its place gives the same bits on most processors, and all
+    else of the model keeps its eager branches.
+    """
+
+    def answer(product: torch.Tensor, weight: torch.Tensor, *more: Any, **named: Any) -> bool:
+        return weight.dtype == torch.bfloat16 and can_use(product, weight, *more, **named)
+
+    return answer
 
 
 def _nothing_packed(position_ids: object) -> None:

@@ -179,7 +179,13 @@ def _explain(error: Exception, module: nn.Module) -> str:
         "see that it runs on such a micro-batch in plain PyTorch; if it does, make the forward "
         "free of data-dependent Python (.item(), if tensor: ...)"
     )
-    if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
+    if "_ctc_loss" in text:
+        advice = (
+            "torch's ctc_loss reads its lengths in Python while it is captured, so they have to "
+            "follow from the batch alone: give them as keys of the items, or compute them from "
+            "labels and masks, not from what a layer gives"
+        )
+    elif "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
         advice = (
             "the forward asks for a tensor's value while it is captured; replace .item(), "
             "`if tensor` and data-dependent shapes by tensor operations"

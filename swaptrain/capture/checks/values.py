@@ -137,8 +137,11 @@ class BatchValues(TorchDispatchMode):
         if func is _aten._ctc_loss.Tensor:
             lengths = [self.real(length) for length in args[2:4]]
             if lengths[0] is not None and lengths[1] is not None:
-                sizes = [length.tolist() for length in lengths if length is not None]
-                return lambda: _aten._ctc_loss.default(*args[:2], *sizes, *args[4:], **kwargs)
+                with _disable_current_modes():
+                    longest = int(lengths[1].max())
+                steps, batch, _ = args[0].shape  # [T, B, classes]
+                shapes = ([batch], [batch, steps, 2 * longest + 1])
+                return lambda: tuple(args[0].new_empty(shape) for shape in shapes)
         return None
 
     def _positions(self, index: Tensor | None) -> list[Tensor | None]:

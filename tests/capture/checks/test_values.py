@@ -150,3 +150,56 @@ def test_a_choice_by_the_batch_is_plain_pytorchs(choice: Choice, tmp_path: Path)
     with pytest.raises(CaptureError, match=r"items 4, 5: .* on which its code depends"):
         other = (0, 0) if choice in (branch, branch_without_bool) else (2, 2)
         captured.checks.verify(batch(2, other), lambda: "items 4, 5")
+
+
+class Transcribing(nn.Module):
+    """Aligns frames with labels, given by rows and padded with -100, or all in one row."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        self.hidden, self.head, self.flat = nn.Linear(6, 16), nn.Linear(16, 8), flat
+
+    def forward(self, x: Tensor, labels: Tensor, frames: Tensor) -> Tensor:
+        there = labels != -100
+        scores = self.head(torch.tanh(self.hidden(x)))  # [B, T, classes]
+        targets = labels.masked_select(there) if self.flat else labels.clamp(min=0)
+        return F.ctc_loss(F.log_softmax(scores, -1).transpose(0, 1), targets, frames, there.sum(-1))
+
+
+def _sounds(lengths: tuple[tuple[int, int], ...]) -> list[dict[str, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    batches = []
+    for pair in lengths:
+        labels = torch.randint(1, 8, (2, 5), generator=g)
+        for row, length in zip(labels, pair, strict=True):
+            row[length:] = -100
+        x, frames = torch.randn(2, 16, 6, generator=g), torch.tensor([16, 12])
+        batches.append({"x": x, "labels": labels, "frames": frames})
+    return batches
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_lengths_of_a_ctc_loss_are_those_of_each_micro_batch(flat: bool, tmp_path: Path) -> None:
+    """Labels by rows may have other lengths each time; in one row their sum has to stay."""
+    batches = _sounds(((3, 4), (5, 2), (4, 3)) if flat else ((3, 4), (5, 1), (1, 1)))
+
+    def factory() -> nn.Module:
+        return Transcribing(flat)
+
+    pieces = cut_everywhere(captured_model(factory, batches[0], tmp_path))
+    plain = eager_step(factory, batches)
+    assert segment_step(pieces, factory, batches).differences(plain) == []
+
+
+def test_lengths_of_a_ctc_loss_that_are_computed_are_refused_in_words(tmp_path: Path) -> None:
+    """The message says what of a forward has no shape before it runs, and what to do."""
+
+    class Guessing(Transcribing):
+        def forward(self, x: Tensor, labels: Tensor, frames: Tensor) -> Tensor:
+            scores = self.hidden(x).mean((1, 2))
+            return super().forward(x, labels, frames - (scores > 0).long())
+
+    batch = _sounds(((3, 4),))[0]
+    with pytest.raises(CaptureError, match="_ctc_loss") as error:
+        captured_model(lambda: Guessing(False), batch, tmp_path)
+    assert "lengths" in str(error.value)
