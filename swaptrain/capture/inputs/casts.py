@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import traceback
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
@@ -18,12 +19,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
+from swaptrain.capture.checks.questions import answered_questions
+from swaptrain.capture.checks.values import BatchValues
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.inputs.lineage import FailedCalls, Follower, MixedProductError
 from swaptrain.errors import CaptureError
 from swaptrain.program.model import ModelSpec
 
 __all__ = ["batch_dtypes", "cast_as_captured", "cast_batch", "describe_casts"]
+
+_TABLES = (dict, set, OrderedDict)
+"""In these modules keep hooks, parameters, submodules, and counts of their own."""
 
 
 def cast_batch(batch: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
@@ -186,7 +192,10 @@ def _forward(
     fake_mode: FakeTensorMode | None,
     follower: Follower,
 ) -> object:
-    """Call the module on fakes of everything that it owns; nothing of it changes."""
+    """Call the module on fakes of everything that it owns; nothing of it changes.
+
+    What it asks of its batch in Python is answered, as while it is captured.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake_mode is None else fake_mode
 
     def fake(tensor: Tensor) -> Tensor:
@@ -196,26 +205,40 @@ def _forward(
     buffers = {n: fake(b) for n, b in module.named_buffers()}
     inputs = {key: mode.from_tensor(value) for key, value in batch.items()}
     follower.begin(inputs, parameters)
-    with _as_it_was(module), mode, torch.enable_grad(), follower, FailedCalls(follower):
+    values = BatchValues(mode)
+    for key, value in inputs.items():
+        values.know(value, batch[key])
+    with (
+        _as_it_was(module),
+        mode,
+        answered_questions(values),
+        torch.enable_grad(),
+        follower,
+        FailedCalls(follower),
+    ):
         return functional_call(module, {**parameters, **buffers}, kwargs=inputs)
 
 
 @contextlib.contextmanager
 def _as_it_was(module: nn.Module) -> Iterator[None]:
-    """Put back plain attributes and the generators that a forward changes."""
-    attributes = [(m, {n: v for n, v in vars(m).items() if _is_plain(v)}) for m in module.modules()]
+    """Put back the attributes, hooks and lists of modules, and the generators.
+
+    All of them: a forward that registers hooks once notes that in an attribute, and would register
+    them again if only the attribute were put back.
+    """
+    owners = [(vars(m), dict(vars(m))) for m in module.modules()]
+    held = [value for _, values in owners for value in values.values()]
+    lists = [(value, value[:]) for value in held if type(value) is list]
+    tables = [(value, value.copy()) for value in held if type(value) in _TABLES]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
     finally:
-        for owner, values in attributes:
-            for name in [n for n, v in vars(owner).items() if _is_plain(v) and n not in values]:
-                delattr(owner, name)
-            vars(owner).update(values)
+        for found, before in lists:
+            found[:] = before
+        for found, before in (*owners, *tables):
+            found.clear()
+            found.update(before)
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)

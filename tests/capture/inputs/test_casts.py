@@ -227,3 +227,54 @@ def test_the_start_names_the_keys() -> None:
     kept = describe_casts({"x": numbers(2)}, {"x": F32}, BF16)
     assert kept is not None
     assert kept.endswith("as they are: x (float32)")
+
+
+class Hooked(nn.Module):
+    """Registers a hook in its first forward only, as transformers does for hidden states."""
+
+    def __init__(self, noted_in: str) -> None:
+        super().__init__()
+        self.a, self.noted_in = nn.Linear(8, 1), noted_in
+        self.seen: list[Tensor] = []
+        self.handles: list[object] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.handles and not getattr(self, "hooked", False):
+            handle = self.a.register_forward_hook(lambda *call: self.seen.append(call[2]))
+            if self.noted_in == "a flag":
+                self.hooked = True
+            else:
+                self.handles.append(handle)
+        self.seen.clear()
+        self.a(x)
+        return torch.stack(self.seen).sum()
+
+
+@pytest.mark.parametrize("noted_in", ["a flag", "a list"])
+def test_hooks_of_a_first_forward_are_registered_once(noted_in: str) -> None:
+    """The trial forwards leave neither the hook nor the note that it is there."""
+    model, x = Hooked(noted_in).bfloat16(), torch.randn(2, 8)
+    dtypes = batch_dtypes(model, {"x": x}, BF16)
+    assert dtypes == {"x": BF16}
+    assert not model.a._forward_hooks and not model.seen and not model.handles
+    model(x.bfloat16())
+    assert len(model.seen) == 1
+
+
+class Asking(nn.Module):
+    """Looks at its labels in Python before it reads what has to be cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        if labels.max() >= 4:
+            raise ValueError("a label is too large")
+        return F.cross_entropy(self.a(x).float(), labels)
+
+
+def test_a_forward_that_reads_its_batch_in_python_is_followed() -> None:
+    """The answers are the micro-batch's own, as while a model is captured."""
+    batch = {"x": torch.randn(2, 8), "labels": torch.tensor([1, 3])}
+    assert batch_dtypes(Asking().bfloat16(), batch, BF16)["x"] is BF16
