@@ -232,13 +232,14 @@ def test_values_that_transformers_refuses_are_refused(
         {**LLAMA, "num_labels": 3, "attn_implementation": "eager", "use_cache": False},
         {"model_type": "gpt2", "n_embd": 32, "num_attention_heads": 4, "tokenizer_class": "X"},
         {"model_type": "clip", "text_config": {"hidden_size": 32, "num_hidden_layers": 1}},
+        {"model_type": "qwen3_moe", "head_dim": 16},
         *({"model_type": a.model_type or n, **a.fields} for n, a in MODELS.items()),
         *(model["hf"] for model, _ in EXACT_MODELS.values() if "hf" in model),
     ],
     ids=lambda fields: fields["model_type"],
 )
 def test_keys_that_transformers_knows_are_taken(fields: dict[str, Any]) -> None:
-    """Fields, aliases, keys of every config, keys of older versions, parts."""
+    """Fields, aliases, keys of every config, of older versions, of the model's code, parts."""
     cls = _config_class(fields["model_type"])
     # These two have another name for it, and would ignore it.
     if fields["model_type"] not in ("opt", "falcon"):

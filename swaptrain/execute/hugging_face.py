@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -216,7 +218,8 @@ def _check_keys(cls: Any, keys: Iterable[str], model_type: str) -> None:
     proper = {*default.to_dict(), *default.attribute_map}
     taken = proper | _generic_keys() | _keys_in_code(cls)
     for key in keys:
-        if key not in taken and (not hasattr(default, key) or callable(getattr(default, key))):
+        known = key in taken or (hasattr(default, key) and not callable(getattr(default, key)))
+        if not known and not _is_read_by_model(cls, key):
             raise ConfigError(
                 f"model.hf: unknown key {key!r} for model_type {model_type}"
                 + _suggestion(key, proper, "; remove it")
@@ -243,6 +246,19 @@ def _keys_in_code(cls: Any) -> set[str]:
             if code is not None:
                 found.update(text for text in code.co_consts if isinstance(text, str))
     return found
+
+
+def _is_read_by_model(cls: type, key: str) -> bool:
+    """Whether the model's code reads a key that its config class lacks: Qwen 3 MoE's head_dim."""
+    name = cls.__module__.replace(".configuration_", ".modeling_")
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # of a package that is none
+        return False
+    if found is None or found.origin is None or name == cls.__module__:
+        return False
+    code = Path(found.origin).read_text(encoding="utf-8")
+    return re.search(rf"""\bconfig(\.|, ['"]){re.escape(key)}\b""", code) is not None
 
 
 def _suggestion(word: str, known: Iterable[str], otherwise: str = "") -> str:
