@@ -259,3 +259,37 @@ def test_the_times_of_a_step_add_up(
     path.write_text('[1, {"a": 2}]')
     with pytest.raises(SystemExit, match="no trace that swaptrain wrote"):
         times.main([str(path)])
+
+
+def test_the_table_of_architectures_is_written_between_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions, one line for each row, and the words of a refusal; the rest of the page stays."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "proof"))
+    table: Any = importlib.import_module("architecture_table")
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{table.BEGIN}\nold\n{table.END}\nbelow\n")
+    trained = dict.fromkeys(table.COLUMNS, "bits") | {"trains": "yes", "refused": "-"}
+    refused = dict.fromkeys(table.COLUMNS, "-") | {"trains": "no", "refused": "it draws"}
+    results = table.Results({"torch": "9.9"}, {"one": trained, "two": refused})
+    results.write(tmp_path / "rows.json")
+    assert table.Results.read(tmp_path / "rows.json") == results
+    for _ in range(2):
+        table.write_page(results, page)
+    text = page.read_text()
+    assert text.startswith("above\n") and text.endswith("below\n") and "old" not in text
+    assert "2 architectures: 1 train, 1 of them" in text and "torch 9.9" in text
+    assert text.count("| one |") == text.count("| two |") == text.count("`it draws`") == 1
+    with pytest.raises(SystemExit, match="without --only"):
+        results.check({"torch": "1.0"})
+
+
+def test_every_architecture_that_is_tried_is_in_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has a row for each, and each has a kind of batches."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "proof"))
+    tried = importlib.import_module("architecture_configs").ARCHITECTURES
+    kinds = importlib.import_module("architecture_batches").KINDS
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert len(tried) >= 80
+    assert [name for name in tried if f"| {name} |" not in page] == []
+    assert {one.kind for one in tried.values()} == set(kinds)
