@@ -190,10 +190,25 @@ def _explain(error: Exception, module: nn.Module) -> str:
             "the forward asks for a tensor's value while it is captured; replace .item(), "
             "`if tensor` and data-dependent shapes by tensor operations"
         )
+    elif isinstance(error, (AssertionError, Warning)) and (kept := _computed_attributes(module)):
+        advice = (
+            f"the tensor {', '.join(kept)} was computed from a parameter when the model was built, "
+            "and a graph has no place for it: keep the parameter, and compute this in the forward"
+        )
     return (
         f"torch.export does not accept the model: {type(error).__name__}: {first}\n"
         f"  in {where}\n  what to do: {advice}"
     )
+
+
+def _computed_attributes(module: nn.Module) -> list[str]:
+    """Return the attributes that hold a tensor with a history of gradients, by name."""
+    return [
+        f"{path}.{name}".removeprefix(".")
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+    ]
 
 
 def _innermost(error: Exception, module: nn.Module) -> str:

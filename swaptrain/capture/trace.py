@@ -145,6 +145,11 @@ def trace_graph(
         raise CaptureError(
             "the loss does not depend on any parameter that requires a gradient: nothing to train"
         )
+    if loss.is_leaf and gradients:
+        raise CaptureError(
+            "the forward returns a parameter itself as its loss, and computes nothing that could "
+            "be trained by segments: return a number that is computed from the micro-batch"
+        )
     return Trace(facts, origin, loss, fake_mode, _reachable(loss), answers)
 
 

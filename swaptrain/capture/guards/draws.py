@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,7 +36,8 @@ __all__ = [
 
 _ENTROPY: tuple[Callable[..., Any], ...] = (
     os.urandom, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice,
-    secrets.randbits, uuid.uuid4, uuid.uuid1,
+    secrets.randbits, uuid.uuid4, uuid.uuid1, os.getpid, os.getppid, threading.get_ident,
+    threading.get_native_id,
 )  # fmt: skip
 _CLOCKS: tuple[Callable[[], Any], ...] = (
     time.time, time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic,

@@ -15,7 +15,7 @@ from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.execute.build import build
 from swaptrain.execute.check_capture.compare import STEPS, Comparison, compare
 from swaptrain.execute.check_capture.draws import generators_kept
-from swaptrain.execute.check_capture.eager import NotComparable, plain_model
+from swaptrain.execute.check_capture.eager import NotComparable, PlainFails, plain_model
 from swaptrain.execute.check_capture.float32 import captured_anew, cut_in_pieces, in_float32
 from swaptrain.execute.check_capture.need import MOST_S, flops_s, needed_bytes, needed_s
 from swaptrain.execute.factory import Factory
@@ -80,6 +80,13 @@ def _compared(config: Config, prepared: Prepared, need_bytes: int) -> tuple[Comp
         raise NotComparable(f"the constructor fails when it is called again: {error}") from error
     try:
         found = compare(model, subject.captured, batch, seed=config.train.seed)
+    except PlainFails as error:
+        if subject.remark or prepared.device.device.type != "cpu":
+            raise  # on a device, or in bfloat16, the user's step may be another one
+        raise CaptureError(
+            f"{error}: there is no step of it that swaptrain could take. Mend the model, or let "
+            "train.check_capture: false train what was captured"
+        ) from error
     except CaptureError as error:
         raise CaptureError(f"{error}{subject.remark and f' (compared{subject.remark})'}") from None
     return found, subject.remark

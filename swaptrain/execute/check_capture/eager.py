@@ -17,7 +17,7 @@ from swaptrain.execute.factory import described
 from swaptrain.execute.pretrained import InitialWeights
 from swaptrain.models.thaw import thaw
 
-__all__ = ["EagerSteps", "NotComparable", "plain_model"]
+__all__ = ["EagerSteps", "NotComparable", "PlainFails", "plain_model"]
 
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -25,6 +25,10 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 class NotComparable(Exception):
     """Plain PyTorch gives nothing to compare with; the text says why."""
+
+
+class PlainFails(NotComparable):
+    """Plain PyTorch cannot take the step itself."""
 
 
 def plain_model(
@@ -105,4 +109,6 @@ class EagerSteps:
         except SwaptrainError:
             raise
         except Exception as error:  # the model is the user's: it may raise anything
-            raise NotComparable(f"plain PyTorch fails on it: {described(error)}") from error
+            memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+            kind = NotComparable if memory else PlainFails
+            raise kind(f"plain PyTorch fails on it: {described(error)}") from error

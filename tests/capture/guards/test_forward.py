@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -343,6 +344,27 @@ class DropsGradient(Base):
         return h
 
 
+class ByProcess(Base):
+    def middle(self, h: Tensor) -> Tensor:
+        return h * (1 + os.getpid() % 7)
+
+
+class ViewOfAParameter(Base):
+    def prepare(self) -> None:
+        self.first = self.a.weight[:8]
+
+    def middle(self, h: Tensor) -> Tensor:
+        return h + F.linear(h, self.first).sum(-1, keepdim=True)
+
+
+class ReturnsAParameter(Base):
+    def prepare(self) -> None:
+        self.loss = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss
+
+
 STATE = "the forward changes Python state: .*"
 REFUSED: dict[type[Base], str] = {
     InAList: STATE + r"self\.calls\[0\] \(1 -> 2\)",
@@ -385,6 +407,9 @@ REFUSED: dict[type[Base], str] = {
     Hessian: r"torch.func.jvp or jacfwd at .*test_forward.py",
     ReadsGradient: r"Tensor.grad at .*test_forward.py:\d+, in middle",
     DropsGradient: r"Tensor.grad at .*test_forward.py",
+    ByProcess: r"getpid at .*test_forward.py",
+    ViewOfAParameter: "(?s)first was computed from a parameter when the model was built",
+    ReturnsAParameter: "returns a parameter itself as its loss",
     Deterministic: "use_deterministic_algorithms",
 }
 

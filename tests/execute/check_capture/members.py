@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["MEMBERS", "Layers", "c_library", "closed_over", "twin"]
+__all__ = ["MEMBERS", "Layers", "c_library", "closed_over", "overwritten", "twin"]
 
 WIDTH = 16
 
@@ -38,6 +38,13 @@ def _same(h: Tensor) -> Tensor:
 def twin() -> nn.Module:
     """The model that every member is at first sight."""
     return Layers()
+
+
+def overwritten() -> nn.Module:
+    """Return a model whose backward needs numbers that its forward overwrites."""
+    model = Layers()
+    model.middle = lambda h: torch.exp(h).mul_(2.0)
+    return model
 
 
 def _counter_in_a_closure(model: Layers) -> None:

@@ -87,6 +87,15 @@ def test_a_run_that_differs_is_refused_before_anything_is_written(tmp_path: Path
     train(small(config, config.memory.host, check_capture=False))
 
 
+def test_what_plain_pytorch_cannot_train_is_refused(tmp_path: Path) -> None:
+    """A graph keeps what the backward needs where an operation in place has overwritten it."""
+    entry = {"python": "tests.execute.check_capture.members:overwritten"}
+    config = job(tmp_path, entry, "vectors")
+    with pytest.raises(CaptureError, match=r"plain PyTorch fails on it: .*inplace operation"):
+        train(config)
+    assert not config.run.dir.exists()
+
+
 def test_it_is_made_at_creation_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A resume, in which the weights are others, says nothing of it."""
     config = job(tmp_path, {"python": "tests.support.models:gpt"}, "tokens")
