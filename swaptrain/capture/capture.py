@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from swaptrain.capture.checks.batch_checks import BatchChecks
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.checks.split import take_checks
 from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits, choose_cuts
-from swaptrain.capture.evaluation.slices import EvaluationGraph
 from swaptrain.capture.export import export_graph
 from swaptrain.capture.fingerprint import cut_fingerprint
-from swaptrain.capture.gradient_layout import gradient_strides, is_dense
+from swaptrain.capture.gradient_layout import gradient_strides
 from swaptrain.capture.guards.hidden import refuse_hidden_state
-from swaptrain.capture.guards.hooks import ParameterHooks, take_hooks
+from swaptrain.capture.guards.hooks import take_hooks
 from swaptrain.capture.guards.shared import check_changing
 from swaptrain.capture.guards.tied import name_tied_buffers
 from swaptrain.capture.guards.trial import tried_hooks
 from swaptrain.capture.inplace import replace_inplace
-from swaptrain.capture.losses.terms import LossTerms, loss_terms
+from swaptrain.capture.losses.terms import loss_terms
 from swaptrain.capture.parameters.kinds import check_gradients, check_trained
-from swaptrain.capture.segments import Binding, Code, SegmentGraph, slice_graph
+from swaptrain.capture.segments import Binding, SegmentGraph, slice_graph
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
+from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import CaptureError
-from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.program.model import (
     BufferSpec,
     ModelSpec,
@@ -39,65 +37,7 @@ from swaptrain.program.model import (
 )
 from swaptrain.program.tensors import TensorSpec
 
-__all__ = ["Captured", "Uncut", "capture", "cut"]
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A model ready to be planned, stored and run."""
-
-    model: ModelSpec
-    codes: tuple[Code, ...]
-    """By isomorphism class."""
-    bindings: tuple[tuple[Binding, ...], ...]
-    """By segment (from index 0): what the placeholders of its code stand for."""
-    random: tuple[tuple[str, ...], ...]
-    """By segment: the names that key its random draws."""
-    terms: tuple[tuple[int, ...], ...]
-    """By segment: the counted terms of the loss that it computes."""
-    constants: Mapping[str, torch.Tensor]
-    buffers: Mapping[str, torch.Tensor]
-    """Initial values of the mutated buffers."""
-    batch_keys: tuple[str, ...]
-    """Keys of the micro-batch in the order of the capture; value names are `batch.<key>`."""
-    hooks: Mapping[str, ParameterHooks]
-    """What is called with the gradients of parameters, by name."""
-    checks: BatchChecks
-    """What every micro-batch has to satisfy before its forward."""
-    evaluations: tuple[EvaluationGraph, ...] = ()
-    """The graphs of an evaluation, one for each batch size; none without held-out data."""
-
-    def computed_by(self, instruction: Instruction) -> SegmentSpec:
-        """Return the segment, or the slice of an evaluation, that an instruction computes."""
-        if instruction.operation is Operation.EVALUATE:
-            return self.evaluations[instruction.graph].spec.slices[instruction.segment - 1]
-        return self.model.segment(instruction.segment)
-
-
-@dataclass(frozen=True)
-class Uncut:
-    """A captured graph with its trace, before it is cut."""
-
-    captured: fx.GraphModule
-    trace: Trace
-    batch: Mapping[str, torch.Tensor]
-    parameters: Mapping[str, ParameterSpec]
-    origins: Mapping[fx.Node, Binding]
-    gradient_strides: Mapping[fx.Node, tuple[int, ...]]
-    """Of the gradients that come in another layout than their value's."""
-    hooks: Mapping[str, ParameterHooks]
-    losses: LossTerms
-    """What the loss is the sum of."""
-    checks: BatchChecks
-
-    @property
-    def uncuttable(self) -> frozenset[fx.Node]:
-        """Nodes whose gradient cannot be stored as it comes: expanded, or with holes."""
-        return frozenset(
-            node
-            for node, stride in self.gradient_strides.items()
-            if not is_dense(tuple(self.trace.facts[node].tensors[0].shape), stride)
-        )
+__all__ = ["capture", "cut"]
 
 
 def capture(

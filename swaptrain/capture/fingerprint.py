@@ -12,7 +12,7 @@ from swaptrain.capture.guards.trial import held_tensors
 from swaptrain.capture.trace import bodies, resolve_attribute
 
 if TYPE_CHECKING:
-    from swaptrain.capture.capture import Uncut
+    from swaptrain.capture.uncut import Uncut
 
 __all__ = ["content_digest", "cut_fingerprint"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.errors import CaptureError
 
 __all__ = ["place"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.execute.device import ComputeDevice
-from swaptrain.execute.device_budget import needed_bytes
-from swaptrain.execute.layouts import Layouts, object_view, views
+from swaptrain.execute.layouts import object_view, views
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey
 
-__all__ = ["Ahead"]
+__all__ = ["Ahead", "needed_bytes"]
 
 _KINDS = {Kind.STATE, Kind.VALUE, Kind.GRADIENT, Kind.SAVED}
 """What may be copied to the device before the instruction that reads it."""
@@ -102,3 +102,17 @@ class Ahead:
                 return False
             share -= host.nbytes
         return True
+
+
+def needed_bytes(
+    instructions: Collection[Instruction], captured: Captured, layouts: Layouts
+) -> int:
+    """Return what instructions take on the device at most, one behind the other.
+
+    From the graph's own sizes: the objects that they touch, which may be on their way until the
+    last has ended, and every tensor that the segment of one computes.
+    """
+    computed = [captured.computed_by(i) for i in instructions if i.segment]
+    held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
+    most = max((segment.activation_bytes for segment in computed), default=0)
+    return held + most

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from swaptrain.capture.capture import Uncut, capture
+from swaptrain.capture.capture import capture
 from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
 from swaptrain.capture.fingerprint import content_digest
 from swaptrain.capture.forward.constants import bind_constants
@@ -18,6 +18,7 @@ from swaptrain.capture.forward.loss import NoLossError
 from swaptrain.capture.initialise import Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
+from swaptrain.capture.uncut import Uncut
 from swaptrain.config import Config
 from swaptrain.data import HeldOut
 from swaptrain.execute.checkpoint import Checkpoint

@@ -8,7 +8,8 @@ from typing import Any
 
 from swaptrain.execute.handoff import HandedOn, Handoff, handoff_row
 from swaptrain.execute.home import StoreHome
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.ledger import Ledger
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.operations import Slabs
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, ObjectKey, Operation
@@ -17,25 +18,7 @@ from swaptrain.store.record import record_size
 from swaptrain.store.slot import Slot
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Commits", "Ledger", "record_bytes"]
-
-
-class Ledger:
-    """What a step has found so far, and every record of it repeats: losses and norms."""
-
-    def __init__(self) -> None:
-        self.losses: dict[int, float] = {}
-        """By micro-batch."""
-        self.norms: dict[str, float] = {}
-        """By parameter: the 2-norm of its gradient before clipping."""
-
-    def in_order(self) -> list[float]:
-        """Return the losses in the order of the micro-batches."""
-        return [self.losses[m] for m in sorted(self.losses)]
-
-    def of(self, names: Iterable[str]) -> dict[str, float]:
-        """Return the norms of these parameters, as far as they are known."""
-        return {name: self.norms[name] for name in names if name in self.norms}
+__all__ = ["Commits", "record_bytes"]
 
 
 class Commits:

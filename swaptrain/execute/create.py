@@ -15,10 +15,12 @@ from swaptrain.config import Config
 from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.build import BuiltModel
 from swaptrain.execute.commits import record_bytes
+from swaptrain.execute.disk import keeps_sums, slot_counts
 from swaptrain.execute.handoff import largest_handoff
 from swaptrain.execute.home import StoreHome
-from swaptrain.execute.layouts import Layouts, views
+from swaptrain.execute.layouts import views
 from swaptrain.execute.master import split
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.planning import Plan
 from swaptrain.execute.pretrained import InitialWeights
 from swaptrain.execute.processor import this_machine
@@ -26,7 +28,6 @@ from swaptrain.memory.pages import PagePool
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.state import begins_with_values
-from swaptrain.program.step import StepBuilder
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.direct import DirectIO
 from swaptrain.store.layout import ArrayLayout, SegmentLayout
@@ -36,7 +37,7 @@ from swaptrain.store.slot import Slot, create_frozen
 from swaptrain.store.slots import Slots
 from swaptrain.store.state_record import blank_checksums, state_record
 
-__all__ = ["Creation", "open_slots", "other_bytes", "root_record", "slot_counts"]
+__all__ = ["Creation", "open_slots", "root_record"]
 
 
 def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool, snapshots: int) -> None:
@@ -50,36 +51,6 @@ def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool, snaps
 def _largest_handoff(plan: Plan) -> list[ObjectKey]:
     # Of one wave, the largest there can be: the record's size stays when the wave changes.
     return largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
-
-
-def other_bytes(plan: Plan, home: StoreHome) -> int:
-    """Return the bytes that a run reserves in its directory beside the slots and the data."""
-    spilled = home.files.disk_bytes(waves=keeps_sums(plan.builder))
-    spilled += home.files.saved_bytes(plan.builder.saves)
-    return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
-
-
-def keeps_sums(builder: StepBuilder) -> bool:
-    """Whether a step keeps sums before its last wave: it has several."""
-    return builder.wave < builder.micro_batches
-
-
-def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:
-    """Return the segments of each shape class, and how many slots the class has.
-
-    A class of three and more segments has two spares, so that the next commit's writes can begin
-    while the last one is made durable; a smaller one has one; with two trees each segment has two
-    slots. Each snapshot that may exist takes a slot per segment more. That is enough: a new one
-    shares all of its slots with the live state until the oldest is dropped.
-    """
-    by_class: dict[str, list[int]] = {}
-    for k, layout in layouts.state.items():
-        by_class.setdefault(layout.shape_class, []).append(k)
-    counts = []
-    for members in by_class.values():
-        spares = len(members) if trees else (2 if len(members) >= 3 else 1)
-        counts.append((members, (1 + snapshots) * len(members) + spares))
-    return counts
 
 
 def root_record(

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swaptrain.capture.capture import Captured, cut
+from swaptrain.capture.capture import cut
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.evaluation.slices import slice_evaluations
 from swaptrain.config import Config
 from swaptrain.errors import ConfigError
 from swaptrain.execute.build import BuiltModel
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.update import UpdateRule
 from swaptrain.program.check import Peaks, check_program
 from swaptrain.program.instructions import Kind, ObjectKey

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.errors import BudgetError
-from swaptrain.execute.layouts import Layouts
-from swaptrain.program.instructions import Instruction, Program
+from swaptrain.execute.ahead import needed_bytes
+from swaptrain.execute.object_layouts import Layouts
+from swaptrain.program.instructions import Program
 from swaptrain.units import format_size, roomy_size
 
-__all__ = ["DeviceBudgetError", "check_device_budget", "needed_bytes"]
+__all__ = ["DeviceBudgetError", "check_device_budget"]
 
 
 class DeviceBudgetError(BudgetError):
@@ -34,17 +33,3 @@ def check_device_budget(
             f"{format_size(needed)}: set memory.device to {roomy_size(needed)}, memory.segment to "
             "less, or data.micro_batch to less"
         )
-
-
-def needed_bytes(
-    instructions: Collection[Instruction], captured: Captured, layouts: Layouts
-) -> int:
-    """Return what instructions take on the device at most, one behind the other.
-
-    From the graph's own sizes: the objects that they touch, which may be on their way until the
-    last has ended, and every tensor that the segment of one computes.
-    """
-    computed = [captured.computed_by(i) for i in instructions if i.segment]
-    held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
-    most = max((segment.activation_bytes for segment in computed), default=0)
-    return held + most

@@ -11,16 +11,17 @@ from pathlib import Path
 from swaptrain.config import Config
 from swaptrain.data.corpus import find_files
 from swaptrain.errors import ConfigError
-from swaptrain.execute.create import other_bytes, slot_counts
 from swaptrain.execute.home import StoreHome
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.planning import Plan
+from swaptrain.program.step import StepBuilder
 from swaptrain.store.files import existing_parent
 from swaptrain.store.holds import snapshot_paths
 from swaptrain.store.root import free_bytes
 from swaptrain.units import format_size
 
 __all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
-__all__ += ["snapshot_count", "spare_bytes"]
+__all__ += ["other_bytes", "slot_counts", "snapshot_count", "spare_bytes"]
 
 
 @dataclass(frozen=True)
@@ -157,3 +158,33 @@ def occupied_bytes(path: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+def other_bytes(plan: Plan, home: StoreHome) -> int:
+    """Return the bytes that a run reserves in its directory beside the slots and the data."""
+    spilled = home.files.disk_bytes(waves=keeps_sums(plan.builder))
+    spilled += home.files.saved_bytes(plan.builder.saves)
+    return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
+
+
+def keeps_sums(builder: StepBuilder) -> bool:
+    """Whether a step keeps sums before its last wave: it has several."""
+    return builder.wave < builder.micro_batches
+
+
+def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:
+    """Return the segments of each shape class, and how many slots the class has.
+
+    A class of three and more segments has two spares, so that the next commit's writes can begin
+    while the last one is made durable; a smaller one has one; with two trees each segment has two
+    slots. Each snapshot that may exist takes a slot per segment more. That is enough: a new one
+    shares all of its slots with the live state until the oldest is dropped.
+    """
+    by_class: dict[str, list[int]] = {}
+    for k, layout in layouts.state.items():
+        by_class.setdefault(layout.shape_class, []).append(k)
+    counts = []
+    for members in by_class.values():
+        spares = len(members) if trees else (2 if len(members) >= 3 else 1)
+        counts.append((members, (1 + snapshots) * len(members) + spares))
+    return counts

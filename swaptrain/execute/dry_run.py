@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.checks.operation import unchecked
-from swaptrain.execute.layouts import Layouts, copy_into, view, views
+from swaptrain.execute.layouts import copy_into, view, views
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain, trim
 from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool

@@ -16,8 +16,9 @@ from torch import Tensor
 from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.errors import NotFiniteError, StoppedBySignal
 from swaptrain.execute.clipping import GradientNorms, clip_coefficient, mean_loss, total_norm
-from swaptrain.execute.commits import Commits, Ledger
+from swaptrain.execute.commits import Commits
 from swaptrain.execute.guard import BudgetGuard
+from swaptrain.execute.ledger import Ledger
 from swaptrain.execute.operations import Operations, Slabs
 from swaptrain.execute.values import KeptValues
 from swaptrain.memory.tier import Tier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.execute.dry_run import Measured, kind_of
 from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.spill import SpillFiles
 from swaptrain.memory.slab import Slab
 from swaptrain.program.evaluation import is_evaluated

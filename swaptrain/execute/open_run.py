@@ -18,7 +18,7 @@ from swaptrain.execute.choose import choose_plan
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.disk import check_disk, disk_needs, estimated_data_bytes, spare_bytes
 from swaptrain.execute.executor import Executor
-from swaptrain.execute.finished import begun_otherwise, separate_all, start_over
+from swaptrain.execute.finished import separate_all
 from swaptrain.execute.floor import disk_machine, step_floor
 from swaptrain.execute.go_back import go_back, verify_snapshot
 from swaptrain.execute.guard import BudgetGuard, OwnBytes
@@ -30,6 +30,7 @@ from swaptrain.execute.prepare import Prepared, update_rule
 from swaptrain.execute.price import price
 from swaptrain.execute.ram import useful_bytes
 from swaptrain.execute.resume import find_position
+from swaptrain.execute.start_over import begun_otherwise, start_over
 from swaptrain.execute.stopping import StopRequest
 from swaptrain.execute.tier_cost import with_load_cost, with_tier_cost
 from swaptrain.execute.training import Change, Evaluation, Training

@@ -7,13 +7,14 @@ from functools import partial
 
 from torch import Tensor
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.execute.ahead import Ahead
 from swaptrain.execute.clipping import GradientNorms
 from swaptrain.execute.device import ComputeDevice
-from swaptrain.execute.layouts import Layouts, clear_padding, copy_into, object_view, views
+from swaptrain.execute.layouts import clear_padding, copy_into, object_view, views
 from swaptrain.execute.master import storage_order
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.execute.saving import SavedTensors
 from swaptrain.execute.update import UpdateRule, add_widened

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.config import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.execute.build import BuiltModel
@@ -18,7 +18,7 @@ from swaptrain.execute.cutting import Cut, Cutter, check_steps, short_steps
 from swaptrain.execute.device import ComputeDevice
 from swaptrain.execute.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.execute.dry_run import Measured, dry_run
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.execute.operations import Operations
 from swaptrain.execute.runner import Runner
 from swaptrain.execute.update import UpdateRule

@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
-from swaptrain.execute.commits import Ledger
 from swaptrain.execute.home import StoreHome
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.ledger import Ledger
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.layout import SegmentLayout
 from swaptrain.store.recovery import Action, Decision, Found, decide, last_commit

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.guards.hooks import ParameterHooks
 from swaptrain.capture.losses.weighting import StepWeights, weighted
 from swaptrain.capture.place import place

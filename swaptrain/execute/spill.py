@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.store.array import ArrayFiles
 from swaptrain.store.files import allocate_blank, disk_errors, flush_file_system, make_directory
 from swaptrain.store.journal import Journal

@@ -7,7 +7,7 @@ from dataclasses import replace
 from swaptrain.errors import DamagedStoreError
 from swaptrain.execute.commits import Commits
 from swaptrain.execute.home import StoreHome
-from swaptrain.execute.layouts import Layouts
+from swaptrain.execute.object_layouts import Layouts
 from swaptrain.store.files import flush_directory
 from swaptrain.store.root import RootRecord, create_root, segments_directory
 from swaptrain.store.slot import Slot

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from swaptrain.capture.capture import Captured, Uncut, capture, cut
+from swaptrain.capture.capture import capture, cut
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.costs import graph_costs
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
@@ -17,6 +18,7 @@ from swaptrain.capture.evaluation.slices import slice_evaluations
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.initialise import construct
 from swaptrain.capture.losses.weighting import StepWeights
+from swaptrain.capture.uncut import Uncut
 from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.runner import Operands, Runner
 from swaptrain.program.instructions import Kind, ObjectKey, Operation

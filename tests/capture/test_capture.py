@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swaptrain.capture.capture import Captured, Uncut
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.cut import CutLimits, GraphCosts, choose_cuts
 from swaptrain.capture.gradient_layout import is_dense, overlaps
+from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import CaptureError
 from tests.capture.in_memory import (
     captured_model,

@@ -12,11 +12,11 @@ from typing import Any
 import xxhash
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.execute.finished import begun_otherwise
 from swaptrain.execute.go_back import complete_going_back
 from swaptrain.execute.home import StoreHome
 from swaptrain.execute.resume import find_position
 from swaptrain.execute.run_names import STARTING_OVER, check_own
+from swaptrain.execute.start_over import begun_otherwise
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store.lock import RunLock
 from swaptrain.store.record import decode_record, read_record

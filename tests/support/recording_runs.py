@@ -15,9 +15,9 @@ import swaptrain.execute.train as training
 from swaptrain.config import Config
 from swaptrain.data import open_data
 from swaptrain.execute import floor, prepare
-from swaptrain.execute.finished import start_over
 from swaptrain.execute.go_back import go_back
 from swaptrain.execute.prepare import Prepared
+from swaptrain.execute.start_over import start_over
 from swaptrain.execute.trees import Trees
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.store import files

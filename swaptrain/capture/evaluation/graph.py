@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx, nn
@@ -19,10 +18,8 @@ from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
+from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import CaptureError
-
-if TYPE_CHECKING:
-    from swaptrain.capture.capture import Uncut
 
 __all__ = ["UncutEvaluation", "capture_evaluation"]
 

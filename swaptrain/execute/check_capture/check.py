@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.config import Config
 from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.execute.build import build

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.errors import CaptureError
 from swaptrain.execute.check_capture.draws import python_draws
 from swaptrain.execute.check_capture.eager import EagerSteps

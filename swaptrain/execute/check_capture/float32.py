@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from swaptrain.capture.capture import Captured, Uncut, capture, cut
+from swaptrain.capture.capture import capture, cut
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.uncut import Uncut
 from swaptrain.execute.build import BuiltModel
 from swaptrain.program.model import ParameterSpec
 

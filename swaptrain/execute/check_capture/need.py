@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.execute.planning import Plan
 from swaptrain.program.instructions import Operation
 from swaptrain.program.model import ModelSpec

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.execute.check_capture.draws import SameDraws
 from swaptrain.execute.layouts import copy_into
 from swaptrain.execute.runner import Operands, Runner

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.inputs.casts import cast_as_captured
 from swaptrain.capture.losses.weighting import StepWeights, step_weights
 from swaptrain.data.batches import Batches

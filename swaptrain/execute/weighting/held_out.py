@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from swaptrain.capture.capture import Captured
+from swaptrain.capture.captured import Captured
 from swaptrain.capture.inputs.casts import cast_as_captured
 from swaptrain.capture.losses.counting import Counter
 from swaptrain.capture.losses.weighting import StepWeights, held_out_weights
