@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swaptrain.config import Config, load_config
-from swaptrain.config_paths import expand_argument
+from swaptrain.config.load import load_config
+from swaptrain.config.paths import expand_argument
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
-from swaptrain.execute.stopping import StopRequest
 from swaptrain.observe.output import open_standard_streams, silence
-from swaptrain.store.files import run_error
+from swaptrain.run.signals import StopRequest
+from swaptrain.store.disk.durable_files import run_error
 
 __all__ = ["SPIN_COUNT", "main"]
 
@@ -50,7 +51,7 @@ def _train(given: Arguments) -> None:
         raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
     loaded = _load(given)
     _set_up_torch()
-    from swaptrain.execute.train import train
+    from swaptrain.verbs.train import train
 
     train(loaded, fresh=given.fresh, accept_change=given.accept_change, from_step=given.from_step)
 
@@ -78,7 +79,7 @@ def _plan(given: Arguments) -> None:
     """Show segments, memory, disk and bytes per step of a config, and train nothing."""
     loaded = _load(given)
     _set_up_torch()
-    from swaptrain.execute.plan import print_plan
+    from swaptrain.verbs.plan import print_plan
 
     print_plan(loaded)
 
@@ -102,7 +103,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect(given: Arguments) -> None:
     """Show what a run directory holds: config, steps, segments, bytes."""
     run_dir = _check_run(given.run)
-    from swaptrain.observe.inspect import inspect_run
+    from swaptrain.verbs.inspect import inspect_run
 
     inspect_run(run_dir)
 
@@ -121,7 +122,7 @@ def _export(given: Arguments) -> None:
     if target.suffix != ".safetensors":
         raise ConfigError(f"--to {target}: the file's name must end in .safetensors")
     run_dir = _check_run(given.run)
-    from swaptrain.store.export import export_weights
+    from swaptrain.verbs.export import export_weights
 
     export_weights(run_dir, target, given.dtype, from_step=given.from_step, note=print)
 
@@ -152,7 +153,7 @@ def _verify(given: Arguments) -> None:
     while it trains.
     """
     run_dir = _check_run(given.run)
-    from swaptrain.observe.verify_run import verify_run
+    from swaptrain.verbs.verify import verify_run
 
     verify_run(run_dir, mend=given.repair)
 
@@ -263,7 +264,7 @@ def _advice(word: str) -> str:
 def _advice_on(error: SwaptrainError) -> list[str]:
     if not isinstance(error, DamagedStoreError):
         return []
-    from swaptrain.store.advice import advice
+    from swaptrain.store.check.advice import advice
 
     return advice(error)
 
@@ -279,7 +280,7 @@ def _check_run(run: Path) -> Path:
     run_dir = expand_argument(run)
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such run directory; give the run.dir of a config")
-    from swaptrain.store.contained import check_contained
+    from swaptrain.store.access.containment import check_contained
 
     check_contained(run_dir)
     return run_dir
@@ -294,7 +295,7 @@ def _set_up_torch() -> None:
     So they spin for a tenth of a millisecond. Waiting changes no result.
     """
     from swaptrain.memory.malloc import tune
-    from swaptrain.store.files import user_cache
+    from swaptrain.store.disk.durable_files import user_cache
 
     # torch makes this directory when it is imported, else under a name in /tmp that anybody knows.
     with suppress(OSError):

@@ -24,12 +24,12 @@ from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch
 from swaptrain.capture.losses.weighting import held_out_weights, step_weights
 from swaptrain.capture.precision import kept_in_float32
+from swaptrain.compute.gradient_norms import held_out_loss, step_loss
+from swaptrain.compute.learning_rate import Schedule, ScheduleFields, learning_rate
+from swaptrain.compute.optimizer_classes import optimizer_arguments, optimizer_class
+from swaptrain.compute.split_master import is_dense, split
+from swaptrain.compute.weighting.plain import CountedCalls, WeightedCalls
 from swaptrain.errors import ConfigError
-from swaptrain.execute.clipping import held_out_loss, step_loss
-from swaptrain.execute.master import is_dense, split
-from swaptrain.execute.optimizers import optimizer_arguments, optimizer_class
-from swaptrain.execute.schedule import Schedule, ScheduleFields, learning_rate
-from swaptrain.execute.weighting.plain import CountedCalls, WeightedCalls
 
 __all__ = ["ReferenceResult", "evaluate", "train_reference"]
 

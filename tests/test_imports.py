@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,17 @@ import swaptrain
 
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
-    *("errors", "units", "spans", "strict_json", "config", "program", "capture", "store", "memory"),
-    *("data", "observe", "models", "execute", "cli"),
+    *("errors", "units", "spans", "strict_json", "program", "capture", "config", "memory"),
+    *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
+    *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
+    *("plan", "plan.check_capture", "run", "verbs", "cli"),
 ]
-# swaptrain.reference is the yardstick beside the house: plain PyTorch, with execute's optimizers.
+"""Rooms from the ground up: each may import those before it. docs/design.md has them in words."""
+# swaptrain.reference is the yardstick beside the house: plain PyTorch, with its optimizers.
 TOP = {"reference", "__init__", "__main__"}
 HEAVY = {"torch", "transformers", "zarr", "numpy", "tensorstore", "sklearn", "matplotlib"}
+MOST_FILES = 20
+"""Files of one folder, its face not counted."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,18 @@ class Import:
         return f"{self.file.relative_to(PACKAGE.parent)}:{self.line} imports {self.module}"
 
 
-def room_of(path: Path) -> str:
-    """Return the room a file belongs to; config_kinds.py and its like are part of config."""
-    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return "config" if first.startswith("config_") else first
+def room_of(parts: tuple[str, ...]) -> str:
+    """Return the room of a module, given its names below the package: the longest in ORDER."""
+    for length in range(len(parts), 0, -1):
+        if (room := ".".join(parts[:length])) in ORDER:
+            return room
+    return parts[0]
+
+
+def name_of(path: Path) -> tuple[str, ...]:
+    """Return the names of a file's module below the package; a folder's face is the folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
 
 
 def imports(path: Path) -> Iterator[Import]:
@@ -52,21 +67,25 @@ def imports(path: Path) -> Iterator[Import]:
             elif isinstance(child, ast.ImportFrom):
                 assert child.level == 0, f"{path}:{child.lineno}: imports are absolute"
                 assert child.module is not None
-                yield Import(path, child.lineno, child.module, at_import)
-            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                for name in child.names:
+                    inner = f"{child.module}.{name.name}"
+                    module = inner if inner in MODULES else child.module
+                    yield Import(path, child.lineno, module, at_import)
+            inner_node = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                inner = True
-            yield from walk(child, at_import and not inner)
+                inner_node = True
+            yield from walk(child, at_import and not inner_node)
 
     yield from walk(ast.parse(path.read_text(encoding="utf-8")), True)
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {".".join(("swaptrain", *name_of(path))): path for path in FILES}
 
 
 def test_every_file_belongs_to_a_room() -> None:
     """A new module is put into the order before anything imports it."""
-    rooms = {room_of(path) for path in FILES}
+    rooms = {room_of(name_of(path)) for path in FILES} - {"store"}  # its face
     assert rooms <= {*ORDER, *TOP}, "add the room to ORDER in this test and to docs/design.md"
 
 
@@ -74,17 +93,49 @@ def test_imports_go_one_way() -> None:
     """No room imports one that comes after it, not even inside a function."""
     wrong = []
     for path in FILES:
-        room = room_of(path)
+        room = room_of(name_of(path))
         if room in TOP:
             continue
         for found in imports(path):
             parts = found.module.split(".")
             if parts[0] != "swaptrain" or len(parts) == 1:
                 continue
-            target = "config" if parts[1].startswith("config_") else parts[1]
+            target = room_of(tuple(parts[1:]))
             if target in TOP or ORDER.index(target) > ORDER.index(room):
                 wrong.append(str(found))
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_import_each_other() -> None:
+    """No circle of files, not even one that closes inside a function."""
+    graph = {
+        module: {found.module for found in imports(path) if found.module in MODULES} - {module}
+        for module, path in MODULES.items()
+        if module != "swaptrain"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_folder_is_crowded() -> None:
+    """A folder has a face and at most so many files, and no folder a fifth of the house."""
+    files: Counter[Path] = Counter()
+    lines: Counter[Path] = Counter()
+    for path in FILES:
+        if path.name != "__init__.py":
+            files[path.parent] += 1
+            lines[path.parent] += len(path.read_text(encoding="utf-8").splitlines())
+    assert {folder: n for folder, n in files.items() if n > MOST_FILES} == {}
+    assert {folder: n for folder, n in lines.items() if n > lines.total() / 5} == {}
+    faceless = [folder for folder in files if not ast.get_docstring(face_of(folder))]
+    assert faceless == []
+
+
+def face_of(folder: Path) -> ast.Module:
+    """Return the parsed `__init__.py` of a folder."""
+    return ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
 
 
 def test_program_is_pure() -> None:
@@ -94,18 +145,18 @@ def test_program_is_pure() -> None:
     wrong = [
         str(found)
         for path in FILES
-        if room_of(path) == "program"
+        if room_of(name_of(path)) == "program"
         for found in imports(path)
         if found.module.split(".")[0] in forbidden
     ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("start", ["cli", "config", "config_reference", "__main__"])
+@pytest.mark.parametrize("start", ["cli", "config.load", "config.reference", "__main__"])
 def test_the_command_line_imports_nothing_heavy(start: str) -> None:
     """--help must answer within a second, so torch waits for the verb that needs it."""
     reached: set[Path] = set()
-    waiting = [PACKAGE / f"{start}.py"]
+    waiting = [PACKAGE / f"{start.replace('.', '/')}.py"]
     wrong = []
     while waiting:
         path = waiting.pop()
@@ -117,12 +168,9 @@ def test_the_command_line_imports_nothing_heavy(start: str) -> None:
                 continue
             if found.module.split(".")[0] in HEAVY:
                 wrong.append(str(found))
-            if found.module.split(".")[0] == "swaptrain":
-                inner = PACKAGE.joinpath(*found.module.split(".")[1:])
-                waiting += [
-                    file
-                    for file in (inner.with_suffix(".py"), inner / "__init__.py")
-                    if file.is_file()
-                ]
+            parts = found.module.split(".")
+            for length in range(1, len(parts) + 1):  # a folder's face is imported with its files
+                if (module := MODULES.get(".".join(parts[:length]))) is not None:
+                    waiting.append(module)
     assert not wrong, "\n".join(wrong)
     assert len(reached) > 2

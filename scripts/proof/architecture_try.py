@@ -23,15 +23,16 @@ from architecture_configs import ARCHITECTURES, Architecture
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from swaptrain.capture.initialise import construct
-from swaptrain.config import Config, load_config
+from swaptrain.capture.init.construct import construct
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
 from swaptrain.errors import SwaptrainError
-from swaptrain.execute.build import model_factory
-from swaptrain.execute.pretrained import InitialWeights, Pretrained
-from swaptrain.execute.train import train
+from swaptrain.models.build import model_factory
+from swaptrain.models.pretrained import InitialWeights, Pretrained
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.reference import train_reference
-from swaptrain.store.export import export_weights
+from swaptrain.verbs.export import export_weights
+from swaptrain.verbs.train import train
 
 STEPS, MICRO_BATCHES, ROWS, LR, DECAY = 3, 2, 2, 1e-3, 0.1
 CHECKPOINT_SEED, SEED = 1234, 5

@@ -10,7 +10,7 @@ from typing import Any
 
 from swaptrain.data.corpus import CorpusFile, changed_files
 from swaptrain.errors import ConfigError
-from swaptrain.store.files import make_directory, run_error, write_aside
+from swaptrain.store.disk.durable_files import make_directory, run_error, write_aside
 from swaptrain.strict_json import read_json
 
 __all__ = ["DataRecord", "RunRecord"]

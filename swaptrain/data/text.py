@@ -23,7 +23,7 @@ from swaptrain.data.documents import NotTextError
 from swaptrain.data.token_array import Array, TokenArray, write_token_array
 from swaptrain.data.tokenizer import Tokenizer
 from swaptrain.errors import ConfigError, RunError
-from swaptrain.store.files import flush_directory, make_directory, write_aside
+from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
 from swaptrain.strict_json import read_json
 from swaptrain.units import format_size
 

@@ -12,7 +12,7 @@ import numpy as np
 import zarr
 
 from swaptrain.errors import RunError
-from swaptrain.store.files import disk_errors, flush_directory, read_whole, run_error
+from swaptrain.store.disk.durable_files import disk_errors, flush_directory, read_whole, run_error
 
 __all__ = [
     "CHUNK_TOKENS",

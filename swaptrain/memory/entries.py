@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from swaptrain.memory.home import Home, Wait
+from swaptrain.memory.backing import Home, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.residency import choose_victim

@@ -17,8 +17,8 @@ from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any
 
+from swaptrain.memory.backing import Home, Wait
 from swaptrain.memory.entries import Entries, Entry, TierCounters
-from swaptrain.memory.home import Home, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
 from swaptrain.program.residency import (

@@ -2,5 +2,5 @@
 
 Enter at `classes.choose_class` and `trained.trained_parameters`; `thaw` says what loading a
 checkpoint trains, `adapters` what is refused beside it. This room may import capture, store and
-data, and never execute.
+data, and nothing above.
 """

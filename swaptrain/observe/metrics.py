@@ -12,7 +12,12 @@ from typing import Any, Self
 
 from swaptrain.errors import RunError
 from swaptrain.observe.step_metrics import StepMetrics
-from swaptrain.store.files import disk_errors, flush_directory, read_whole, reserve_beyond
+from swaptrain.store.disk.durable_files import (
+    disk_errors,
+    flush_directory,
+    read_whole,
+    reserve_beyond,
+)
 from swaptrain.strict_json import parse_json
 
 __all__ = ["MetricsFile", "StepMetrics"]

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec, SegmentSpec
-from swaptrain.program.state import array_of, only_updates_read, parameter_tensor
+from swaptrain.program.state_arrays import array_of, only_updates_read, parameter_tensor
 
 __all__ = ["Objects"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
-from swaptrain.program.turns import settling
+from swaptrain.program.overlap import settling
 
 __all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency"]
 __all__ += ["planned_bytes", "victim_score"]

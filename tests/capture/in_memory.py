@@ -16,11 +16,11 @@ from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
 from swaptrain.capture.evaluation.slices import slice_evaluations
 from swaptrain.capture.forward.loss import loss_of
-from swaptrain.capture.initialise import construct
+from swaptrain.capture.init.construct import construct
 from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.capture.uncut import Uncut
-from swaptrain.execute.layouts import copy_into
-from swaptrain.execute.runner import Operands, Runner
+from swaptrain.compute.object_tensors import copy_into
+from swaptrain.compute.runner import Operands, Runner
 from swaptrain.program.instructions import Kind, ObjectKey, Operation
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.step import StepBuilder

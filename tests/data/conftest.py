@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swaptrain.config import DataConfig
+from swaptrain.config.schema import DataConfig
 
 
 @pytest.fixture

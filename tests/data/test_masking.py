@@ -13,8 +13,8 @@ import yaml
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from swaptrain.config import load_config
-from swaptrain.config_models import Config
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
 from swaptrain.data import open_data, open_eval, open_example
 from swaptrain.data.batches import Batches
 from swaptrain.errors import ConfigError

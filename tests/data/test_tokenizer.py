@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swaptrain.config import DataConfig
+from swaptrain.config.schema import DataConfig
 from swaptrain.data import open_data
 from swaptrain.data.tokenizer import open_tokenizer
 from swaptrain.errors import ConfigError

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swaptrain.store import files
+from swaptrain.store.disk import durable_files as files
 
 __all__ = ["COUNTED", "READS", "WRITES", "Fault", "Injector"]
 

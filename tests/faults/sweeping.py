@@ -22,7 +22,7 @@ import xxhash
 
 from swaptrain import cli
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.record import read_record
+from swaptrain.store.format.record import read_record
 from tests.faults.injection import COUNTED, READS, WRITES, Fault, Injector
 from tests.support.killing import Runs, final_state, in_child, metrics_key, serve
 

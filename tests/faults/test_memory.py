@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from swaptrain.errors import BudgetError, CaptureError, ConfigError, RunError
-from swaptrain.execute import ram
-from swaptrain.execute.failures import named_failures
 from swaptrain.memory.limits import CgroupLimit
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import Slab
+from swaptrain.plan import ram_budget as ram
+from swaptrain.run.os_failures import named_failures
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
 
@@ -72,7 +72,7 @@ def test_memory_that_ends_in_the_middle_is_one_message_and_the_run_goes_on(
             return super().take(nbytes)
 
     with monkeypatch.context() as patched:
-        patched.setattr("swaptrain.execute.device.PagePool", Failing)
+        patched.setattr("swaptrain.compute.device.PagePool", Failing)
         with pytest.raises(RunError, match=r"no more memory.*memory.host is 96.0 MiB"):
             trained(config)
     trained(config)

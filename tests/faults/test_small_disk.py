@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from swaptrain.config import Config
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.observe import metrics
 from swaptrain.observe.progress import Progress
-from swaptrain.store.files import free_bytes
+from swaptrain.store.disk.durable_files import free_bytes
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
 

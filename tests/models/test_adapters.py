@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swaptrain.errors import ConfigError
-from swaptrain.execute.train import train
+from swaptrain.verbs.train import train
+from tests.models.test_pretrained import saved, tree_of
 from tests.support.runs import config_of
-from tests.test_exactness import LLAMA
-from tests.test_pretrained import saved, tree_of
+from tests.whole.test_exactness import LLAMA
 
 NAMES = [
     "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",

@@ -12,9 +12,9 @@ import yaml
 from torch import Tensor
 
 from swaptrain.errors import CaptureError, ConfigError
-from swaptrain.execute.plan import plan
 from swaptrain.models.classes import Job, choose_class
 from swaptrain.models.leak import sight_of
+from swaptrain.verbs.plan import plan
 from tests.support.runs import config_of, losses, reference, trained
 
 SMALL: dict[str, Any] = {

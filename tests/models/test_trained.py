@@ -11,15 +11,15 @@ import transformers
 from torch import nn
 
 from swaptrain.data import open_data
-from swaptrain.execute.plan import plan
-from swaptrain.execute.train import train
 from swaptrain.models.trained import trained_parameters
-from swaptrain.observe.run_report import read_run
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.tensors import TensorSpec
 from swaptrain.reference import train_reference
+from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.plan import plan
+from swaptrain.verbs.train import train
+from tests.models.test_pretrained import TEXT, tree_of
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
-from tests.test_pretrained import TEXT, tree_of
 
 MARIAN: dict[str, Any] = {
     "vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,

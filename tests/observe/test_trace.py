@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from swaptrain.errors import RunError
-from swaptrain.execute.train import train
 from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
 from swaptrain.spans import Recorder, span
+from swaptrain.verbs.train import train
 from tests.support.runs import config_of, losses, rows, trained
 
 GPT = {

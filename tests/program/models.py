@@ -15,7 +15,7 @@ from swaptrain.program.model import (
     SegmentSpec,
     ValueSpec,
 )
-from swaptrain.program.state import only_updates_read, segment_arrays
+from swaptrain.program.state_arrays import only_updates_read, segment_arrays
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import TensorSpec
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swaptrain.store.recovery import Action
+from swaptrain.store.slots.recovery_rules import Action
 from tests.protocol.disk import TORN, Image, Place, Undecided
 from tests.protocol.layout import disk_of, empty, is_name
 from tests.protocol.recovering import Recovery, Start

@@ -54,7 +54,7 @@ class Memory:
     """Of the step before, whose updates are pending."""
 
     def run(self, instruction: Instruction, step: int, update_step: int, *, clipped: bool) -> None:
-        """Execute an instruction on symbols, as `execute.operations` does on tensors."""
+        """Execute an instruction on symbols, as `compute.operations` does on tensors."""
         match instruction.operation:
             case Operation.LOAD:
                 for key in instruction.writes:

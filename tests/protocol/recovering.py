@@ -1,4 +1,4 @@
-"""What a process does first, on a disk as it finds it: `execute.resume` over a modelled disk."""
+"""What a process does first, on a disk as it finds it: `run.resume` over a modelled disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import Kind, ObjectKey
-from swaptrain.store.recovery import Action, Decision, Found, decide
+from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide
 from tests.protocol.contents import Ledger
 from tests.protocol.disk import Disk, Image, Place
 from tests.protocol.rules import Rule

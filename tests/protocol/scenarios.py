@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swaptrain.program.model import BufferSpec, ModelSpec, ParameterSpec, ValueSpec
-from swaptrain.program.state import segment_arrays
+from swaptrain.program.state_arrays import segment_arrays
 from swaptrain.program.step import StepBuilder
 from tests.program.models import moments, segment, tensor
 from tests.protocol.run import Scenario

@@ -4,7 +4,7 @@ the disk operations of the main thread and of the committer's that they lead to.
 from __future__ import annotations
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
-from swaptrain.program.turns import settling
+from swaptrain.program.overlap import settling
 from tests.protocol.contents import Contents, Ledger, Memory
 from tests.protocol.operations import DiskOps, Step, flush, rename, write
 from tests.protocol.rules import Rule

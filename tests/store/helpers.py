@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from swaptrain.program.tensors import TensorSpec
-from swaptrain.store.commit import Checksums, Committer, Write
-from swaptrain.store.direct import DirectIO
-from swaptrain.store.layout import ArrayLayout, SegmentLayout, lay_out
-from swaptrain.store.record import record_size
-from swaptrain.store.root import RootRecord, create_root
-from swaptrain.store.slots import Slots
-from swaptrain.store.state_record import blank_checksums, state_record
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.layout import ArrayLayout, SegmentLayout, lay_out
+from swaptrain.store.format.record import record_size
+from swaptrain.store.format.root import RootRecord, create_root
+from swaptrain.store.format.state_record import blank_checksums, state_record
+from swaptrain.store.slots.commit import Checksums, Committer, Write
+from swaptrain.store.slots.slots import Slots
 
 
 def aligned(nbytes: int) -> memoryview:

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from swaptrain.store.direct import DirectIO
-from swaptrain.store.record import read_record
-from swaptrain.store.verify import Verifier
+from swaptrain.store.check.verify import Verifier
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.record import read_record
 from tests.support.killing import Runs, final_state, metrics_key
 
 __all__ = ["KINDS", "damage", "damageable"]

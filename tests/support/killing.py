@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import xxhash
 
-import swaptrain.execute.train as training
-from swaptrain.config import Config
-from swaptrain.execute.prepare import Prepared
-from swaptrain.execute.training import Training
-from swaptrain.store import files
-from swaptrain.store.record import read_record
+import swaptrain.verbs.train as training
+from swaptrain.config.schema import Config
+from swaptrain.plan.prepare import Prepared
+from swaptrain.run.steps import Training
+from swaptrain.store.disk import durable_files as files
+from swaptrain.store.format.record import read_record
 from tests.support.repeated import Again, lives, logger, repeated
 from tests.support.runs import config_of
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-import swaptrain.execute.go_back as going_back
-from swaptrain.store.snapshots import GOING_BACK, Snapshots, list_snapshots
+import swaptrain.run.go_back as going_back
+from swaptrain.store.slots.snapshots import GOING_BACK, Snapshots, list_snapshots
 from tests.support.killing import Runs, digest_of, final_state, metrics_key
 from tests.support.runs import config_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from swaptrain.store.record import decode_record, encode_record
+from swaptrain.store.format.record import decode_record, encode_record
 
 __all__ = ["NASTY", "metadata_files", "mutate_bytes", "mutate_tree", "rewrite"]
 

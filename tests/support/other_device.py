@@ -27,10 +27,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from swaptrain.compute import runner
+from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.errors import SwaptrainError
-from swaptrain.execute import prepare, runner
-from swaptrain.execute.executor import Executor
-from swaptrain.execute.streams import StreamDevice
+from swaptrain.plan import prepare
+from swaptrain.run.executor import Executor
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import xxhash
 
+from swaptrain.durable.disk_backing import StoreHome
 from swaptrain.errors import DamagedStoreError
-from swaptrain.execute.go_back import complete_going_back
-from swaptrain.execute.home import StoreHome
-from swaptrain.execute.resume import find_position
-from swaptrain.execute.run_names import STARTING_OVER, check_own
-from swaptrain.execute.start_over import begun_otherwise
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.store.lock import RunLock
-from swaptrain.store.record import decode_record, read_record
-from swaptrain.store.recovery import Action, Decision
-from swaptrain.store.root import read_root, segments_directory
-from swaptrain.store.slot import Slot
-from swaptrain.store.slots import Slots
-from swaptrain.store.snapshots import GOING_BACK, list_snapshots
+from swaptrain.run.go_back import complete_going_back
+from swaptrain.run.resume import find_position
+from swaptrain.run.run_names import STARTING_OVER, check_own
+from swaptrain.run.start_over import begun_otherwise
+from swaptrain.store.access.lock import RunLock
+from swaptrain.store.format.record import decode_record, read_record
+from swaptrain.store.format.root import read_root, segments_directory
+from swaptrain.store.slots.recovery_rules import Action, Decision
+from swaptrain.store.slots.slot import Slot
+from swaptrain.store.slots.slots import Slots
+from swaptrain.store.slots.snapshots import GOING_BACK, list_snapshots
 from tests.support.killing import KEYS
 from tests.support.recording import Event
 from tests.support.recording_runs import Job, data_files

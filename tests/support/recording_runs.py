@@ -11,21 +11,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import swaptrain.execute.train as training
-from swaptrain.config import Config
+import swaptrain.verbs.train as training
+from swaptrain.config.schema import Config
 from swaptrain.data import open_data
-from swaptrain.execute import floor, prepare
-from swaptrain.execute.go_back import go_back
-from swaptrain.execute.prepare import Prepared
-from swaptrain.execute.start_over import start_over
-from swaptrain.execute.trees import Trees
+from swaptrain.durable.tree_commits import Trees
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.store import files
-from swaptrain.store.commit import Committer
-from swaptrain.store.direct import DirectIO
-from swaptrain.store.root import create_root
-from swaptrain.store.slots import Slots
-from swaptrain.store.snapshots import Snapshots
+from swaptrain.plan import prepare
+from swaptrain.plan import roofline as floor
+from swaptrain.plan.prepare import Prepared
+from swaptrain.run.go_back import go_back
+from swaptrain.run.start_over import start_over
+from swaptrain.store.disk import durable_files as files
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.root import create_root
+from swaptrain.store.slots.commit import Committer
+from swaptrain.store.slots.slots import Slots
+from swaptrain.store.slots.snapshots import Snapshots
 from tests.support.killing import final_state, metrics_key
 from tests.support.recording import Event, Recorder
 from tests.support.recording_sabotage import SABOTAGES

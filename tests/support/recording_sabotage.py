@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.store import files, record, slot_disks, slots
-from swaptrain.store.direct import DirectIO
+from swaptrain.store.disk import durable_files as files
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format import record
+from swaptrain.store.slots import slot_disks, slots
 
 __all__ = ["SABOTAGES"]
 

@@ -10,13 +10,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from swaptrain.config import Config, load_config
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
 from swaptrain.data import open_data, open_eval
 from swaptrain.data.batches import Batches
-from swaptrain.execute.build import model_factory
-from swaptrain.execute.train import train
+from swaptrain.models.build import model_factory
 from swaptrain.reference import ReferenceResult, train_reference
-from swaptrain.store.export import export_weights
+from swaptrain.verbs.export import export_weights
+from swaptrain.verbs.train import train
 
 __all__ = [
     "assert_same_bits",

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from swaptrain.execute.executor import Executor
-from swaptrain.observe.run_report import read_run
-from swaptrain.store.request import ExportDoor
+from swaptrain.run.executor import Executor
+from swaptrain.store.read.export_request import ExportDoor
+from swaptrain.verbs.inspect_report import read_run
 from tests.support.killing import Runs, final_state, metrics_key
 
 __all__: list[str] = []

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import swaptrain.execute.train as training
-from swaptrain.config import Config
+import swaptrain.verbs.train as training
+from swaptrain.config.schema import Config
 from swaptrain.errors import RunError
-from swaptrain.execute.prepare import Prepared
-from swaptrain.store.slots import Slots
+from swaptrain.plan.prepare import Prepared
+from swaptrain.store.slots.slots import Slots
 from tests.support.runs import config_of, trained, weights
 
 __all__ = ["MLP", "STATES", "Job", "small_run"]

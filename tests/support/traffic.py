@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
+from swaptrain.program.overlap import settling
 from swaptrain.program.residency import NextUse, Traffic, _Cache
-from swaptrain.program.turns import settling
 
 __all__ = ["simulate"]
 

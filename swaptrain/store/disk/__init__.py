@@ -1,4 +1,5 @@
-"""What the operating system is asked of a disk: its file system, and that writes are durable.
+"""System calls on files: direct reads and writes, and writes that are durable when they return.
 
-Enter at `flush`. May import nothing of the house; `store.files` puts its errors in words.
+Enter at `direct.DirectIO`, `durable_files` and `flush`. Every error of the operating system leaves
+here with its file and its cure. May import `errors`, `units` and `spans`.
 """

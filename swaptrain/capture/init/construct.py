@@ -1,0 +1,186 @@
+"""Constructs a module without its weights in memory, and gives each initial weight on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from swaptrain.capture.guards.shared import check_memory
+from swaptrain.capture.init.exchange import swapping_fakes
+from swaptrain.capture.init.filebacked import (
+    FileBacked,
+    ScratchFiles,
+    drop_pages,
+    is_file_backed,
+)
+from swaptrain.capture.init.finish import (
+    check_parameters,
+    fake_parameters,
+    real_others,
+    unfile_buffers,
+)
+from swaptrain.capture.init.intercept import Intercept
+from swaptrain.capture.init.record import Recorder, RefusedError
+from swaptrain.capture.init.replay import Log, Window, copied
+
+__all__ = ["Construction", "construct"]
+
+
+@dataclass(slots=True)
+class Construction:
+    """A module whose parameters are fake (device cpu) and whose buffers are real."""
+
+    module: nn.Module
+    fake_mode: FakeTensorMode
+    """The mode of the parameters; the export has to happen in it."""
+    recorded: bool
+    """False: the fallback was used, eager construction on file-backed memory."""
+    refusal: str | None
+    """Why the construction could not be recorded."""
+    _log: Log | None
+    _values: dict[str, Window | torch.Tensor] | None
+
+    def value(self, name: str) -> torch.Tensor:
+        """Return the initial value of the parameter `name`, a new real tensor.
+
+        It is bit for bit, dtype and strides included, what the plain constructor gives under the
+        same seed. Any order, repeatable; each of the names of a tied parameter works. Beyond the
+        result, the memory of one operation's tensors is used. The state of the global generator is
+        the same afterwards, but it is used in between: not for several threads at once.
+        Raises KeyError for an unknown name, RuntimeError after `forget`.
+        """
+        value = self._remembered()[name]
+        if isinstance(value, Window):
+            assert self._log is not None, "windows come with the log that they refer to"
+            return self._log.materialise([value])[0]
+        with _disable_current_modes():
+            result = copied(value)
+            if is_file_backed(value.untyped_storage()):
+                drop_pages(value.untyped_storage())
+        return result
+
+    def largest_value_bytes(self) -> int:
+        """Return how many bytes `value` needs at most beyond its result, for any parameter.
+
+        Estimated from the tensors of the recorded operations, without scratch inside kernels.
+        """
+        windows = [value for value in self._remembered().values() if isinstance(value, Window)]
+        return max((self._log.peak_bytes(w) for w in windows if self._log is not None), default=0)
+
+    def forget(self) -> None:
+        """Free the log and the scratch files; values can no longer be had."""
+        self._log = None
+        self._values = None
+
+    def _remembered(self) -> dict[str, Window | torch.Tensor]:
+        if self._values is None:
+            raise RuntimeError("the initial values were asked for after they were forgotten")
+        return self._values
+
+
+def construct(
+    factory: Callable[[], nn.Module],
+    *,
+    seed: int,
+    scratch_dir: Path,
+    fake_from_bytes: int = 16 << 10,
+    resident_bytes: int = 256 << 20,
+    draw: bool = True,
+    check: Callable[[nn.Module], None] = check_memory,
+) -> Construction:
+    """Run `factory` under `seed` without keeping its parameters in memory.
+
+    The generators of torch, of Python's `random` and of `numpy.random` are seeded with `seed`
+    first, and are left where the plain constructor leaves them. Storages of `fake_from_bytes` and
+    more are fake while the factory runs, and every operation on them is logged. Where that cannot
+    be exact, the factory runs a second time, eagerly, with its large tensors in unlinked files in
+    `scratch_dir`, of which about `resident_bytes` are in memory, and `refusal` of the result says
+    why. What the factory raises there is raised.
+    Without `draw` the recorded operations draw no random numbers, which is quicker: names, shapes
+    and strides are right, the values of parameters, of buffers and of the generators are not.
+    `check` is called with the module as the factory left it, before memory that tensors share is
+    parted. Raises what it raises, and CaptureError for parameters that are not initialised or not
+    dense on the CPU.
+    """
+    default_dtype = torch.get_default_dtype()
+    files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
+    try:
+        return _recorded(factory, seed, files, fake_from_bytes, check, draw=draw)
+    except Exception as error:
+        # Whatever it is: if it is the factory's own error, the eager construction raises it again.
+        refusal = str(error) or type(error).__name__
+    torch.set_default_dtype(default_dtype)
+    return _file_backed(factory, seed, files, check, refusal)
+
+
+def _recorded(
+    factory: Callable[[], nn.Module],
+    seed: int,
+    files: ScratchFiles,
+    fake_from_bytes: int,
+    check: Callable[[nn.Module], None],
+    *,
+    draw: bool,
+) -> Construction:
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = Recorder(fake_mode, fake_from_bytes=fake_from_bytes, draw=draw)
+    _seed(seed)
+    with recorder, Intercept(recorder), swapping_fakes(), _silent_fake_kernels():
+        module = factory()
+    if recorder.refusal is not None:
+        raise RefusedError(recorder.refusal)
+    check_parameters(module)
+    check(module)
+    windows = {id(p): recorder.window(p) for p in module.parameters() if isinstance(p, FakeTensor)}
+    real_others(module, recorder, fake_mode)
+    recorder.log.keep_only(list(windows.values()))
+    values = windows | fake_parameters(module, fake_mode, files)
+    names = {name: values[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+    return Construction(module, fake_mode, True, None, recorder.log, names)
+
+
+def _file_backed(
+    factory: Callable[[], nn.Module],
+    seed: int,
+    files: ScratchFiles,
+    check: Callable[[nn.Module], None],
+    refusal: str,
+) -> Construction:
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    _seed(seed)
+    with FileBacked(files):
+        module = factory()
+    check_parameters(module)
+    check(module)
+    unfile_buffers(module)
+    values = fake_parameters(module, fake_mode, files)
+    names = {name: values[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+    return Construction(module, fake_mode, False, refusal, None, dict(names))
+
+
+@contextlib.contextmanager
+def _silent_fake_kernels() -> Iterator[None]:
+    """Keep torch from logging errors of fake kernels: here they lead to the eager construction."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

@@ -1,0 +1,361 @@
+"""What each instruction does to the slabs it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from swaptrain.capture.captured import Captured
+from swaptrain.capture.losses.weighting import StepWeights
+from swaptrain.compute.device import ComputeDevice
+from swaptrain.compute.device_prefetch import Ahead
+from swaptrain.compute.gradient_norms import GradientNorms
+from swaptrain.compute.object_tensors import clear_padding, copy_into, object_view, views
+from swaptrain.compute.runner import Operands, Runner
+from swaptrain.compute.saved_tensors import SavedTensors
+from swaptrain.compute.split_master import storage_order
+from swaptrain.compute.update import UpdateRule, add_widened
+from swaptrain.memory.slab import Slab
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.state_arrays import array_of, only_updates_read
+from swaptrain.store.format.object_layouts import Layouts
+
+__all__ = ["Operations", "Slabs"]
+
+Slabs = Mapping[ObjectKey, Slab]
+
+
+class Operations:
+    """Computes on slabs; knows nothing of disk, commits or order.
+
+    On a device that computes beside the host nothing is waited for: what is made is in the slabs
+    behind `device.wait`, and norms are settled there.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        layouts: Layouts,
+        runner: Runner,
+        rule: UpdateRule,
+        device: ComputeDevice,
+    ) -> None:
+        self._captured, self._layouts = captured, layouts
+        self._model = captured.model
+        self._runner, self.rule, self.device = runner, rule, device
+        self._norms: GradientNorms
+        """Of the gradients that the update which is under way has come to."""
+        self.ahead = Ahead(captured, layouts, device)
+        self._bring_back = device.bring_back if device.overlaps else None
+        runner.move_to(device.device, self._bring_back)
+
+    def forget(self, instruction: Instruction) -> None:
+        """Drop the device's copies of what is dead, or belongs to one micro-batch.
+
+        The next instruction is of another one: a turn of many needs no more memory than of one.
+        The same for what belongs to one part of an update, and for what only an update reads.
+        """
+        passed = {
+            key
+            for key in instruction.touches
+            if key.micro_batch >= 0
+            or key.part >= 0
+            or (key.kind is Kind.STATE and only_updates_read(key.name))
+        }
+        for key in passed.union(instruction.frees):
+            self.device.forget(key)
+
+    def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
+        """Put a micro-batch's tensors into their slabs."""
+        for key in instruction.writes:
+            copy_into(self._host_view(key, slabs), batch[key.name.partition("batch.")[2]])
+
+    def forward(
+        self,
+        instruction: Instruction,
+        slabs: Slabs,
+        step: int,
+        *,
+        weights: StepWeights | None = None,
+    ) -> None:
+        """Run a forward; keep the buffers from before it when the segment mutates any."""
+        self.device.begin(instruction.segment)
+        self._keep_buffers(instruction, slabs)
+        operands = self._operands(instruction, slabs)
+        self.ahead.fetch(instruction)
+        memory = self._saved(instruction.writes, slabs, read=False)
+        outputs = self._runner.forward(
+            instruction.segment, step, instruction.micro_batch, operands, memory, weights
+        )
+        self._put_saved(instruction, slabs, memory)
+        self._put_buffers(instruction, slabs, operands)
+        self._store_outputs(instruction, slabs, outputs)
+
+    def measure_saved(self, instruction: Instruction, slabs: Slabs) -> SavedTensors:
+        """Run a forward for nothing; return what autograd would save, counted but not kept."""
+        self.device.begin(instruction.segment)
+        return self._runner.measure_saved(instruction.segment, self._operands(instruction, slabs))
+
+    def evaluate(
+        self, instruction: Instruction, slabs: Slabs, *, weights: StepWeights | None = None
+    ) -> Tensor | None:
+        """Run a forward in evaluation mode; return the loss where the segment makes it."""
+        self.device.begin(instruction.segment)
+        graph = instruction.graph
+        operands = self._operands(instruction, slabs)
+        outputs = self._runner.evaluate(
+            graph, instruction.segment, instruction.micro_batch, operands, weights
+        )
+        self._store_outputs(instruction, slabs, outputs)
+        return outputs.get(self._captured.evaluations[graph].spec.loss)
+
+    def backward(
+        self,
+        instruction: Instruction,
+        slabs: Slabs,
+        step: int,
+        *,
+        sums_stay: bool = False,
+        weights: StepWeights | None = None,
+    ) -> Tensor | None:
+        """Propagate gradients; return the loss where the segment makes it.
+
+        Parameter gradients are added to the segment's accumulator, in the order of the
+        micro-batches; those of shared parameters become objects for their owner's backward. With
+        `sums_stay` the device's copy of the accumulator alone is right afterwards: what comes next
+        goes on with it there.
+        """
+        k, m = instruction.segment, instruction.micro_batch
+        self.device.begin(k)
+        segment = self._model.segment(k)
+        operands = self._operands(instruction, slabs)
+        gradients: dict[str, Tensor] = {}
+        later: dict[str, Tensor] = {}
+        for key in instruction.reads:
+            if key.kind is Kind.GRADIENT:
+                name = key.name.removeprefix("parameter.")
+                incoming = name in segment.outputs and name == key.name
+                (gradients if incoming else later)[name] = self._fetch(key, slabs)
+        for key in instruction.writes:
+            # The disk gets it, and records a checksum: a step made again has to give the same.
+            clear_padding(self._layouts.array(key), slabs[key])
+        first = any(key.kind is Kind.ACCUMULATOR for key in instruction.writes)
+        sums = self._accumulators(instruction, slabs, read=not first)
+        partial = {
+            key.name.removeprefix("parameter."): key
+            for key in instruction.writes
+            if key.kind is Kind.GRADIENT and key.name.startswith("parameter.")
+        }
+        missing = set(sums) if first else set()
+        hooks = self._runner.hooks
+        memory = self._saved(instruction.reads, slabs)
+        self.ahead.fetch(instruction)
+
+        def sink(name: str, gradient: Tensor) -> None:
+            if name in partial:
+                self.device.store(self._host_view(partial[name], slabs), gradient)
+            elif name in missing:
+                sums[name].copy_(gradient)
+                missing.discard(name)
+            else:
+                add_widened(sums[name], gradient)
+            if name in hooks and name not in partial:
+                hooks[name].run_accumulated(operands.parameters[name], sums[name])
+
+        inputs, loss = self._runner.backward(
+            k, step, m, operands, gradients, later, sink, memory, weights
+        )
+        for name in missing:  # nothing flowed into it in this micro-batch
+            sums[name].zero_()
+        for key in () if sums_stay else instruction.touches:
+            if key.kind is Kind.ACCUMULATOR:
+                for name, host in self._views(key, slabs).items():
+                    self.device.put(host, sums[name])
+        if instruction.operation is Operation.TURN:
+            self._put_buffers(instruction, slabs, operands)
+        for key in instruction.writes:
+            if key.kind is Kind.GRADIENT and key.name in inputs:
+                gradient = inputs[key.name]
+                target = self._host_view(key, slabs)
+                if gradient is None:
+                    target.zero_()
+                else:
+                    self.device.store(target, gradient)
+        return loss
+
+    def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> GradientNorms:
+        """Return the 2-norm of each parameter's gradient, for clipping.
+
+        Norms are taken of whole parameters in their own layout, as torch's clipping does.
+        """
+        self.device.begin(instruction.segment)
+        norms = self._new_norms(instruction, step)
+        for name, gradient in self._accumulators(instruction, slabs, read=True).items():
+            norms.add(name, gradient)
+        norms.send()
+        return norms
+
+    def update(
+        self,
+        instruction: Instruction,
+        slabs: Slabs,
+        step: int,
+        *,
+        lr: float,
+        coefficient: Tensor | None,
+    ) -> GradientNorms | None:
+        """Do update `step` on every parameter that the segment owns, in place on its slabs.
+
+        Of a part of an update, on what lies in that part. Without a `coefficient`, which comes of
+        norms, returns those of the gradients in this part and in those before it. Where one is not
+        finite NotFiniteError is raised, here or when they are settled: what the slabs hold then
+        must not be kept.
+        """
+        k = instruction.segment
+        self.device.begin(k)
+        state_keys = {key.name: key for key in instruction.changes if key.kind is Kind.STATE}
+        hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
+        arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
+        sums = self._accumulators(instruction, slabs, read=True)
+        self.ahead.fetch(instruction)
+        pieces = self._pieces(state_keys.values())
+        if not instruction.part:
+            self._norms = self._new_norms(instruction, step)
+        norms = self._norms if coefficient is None else None
+        for name in self._model.segment(k).owns:
+            parameter = self._model.parameters[name]
+            if not parameter.trainable or (pieces is not None and name not in pieces):
+                continue
+            array = array_of(parameter, self._layouts.compute_dtype)
+            host, weights, gradient = hosts[array][name], arrays[array][name], sums[name]
+            if pieces is not None:
+                host, weights, gradient = (
+                    storage_order(tensor)[pieces[name]] for tensor in (host, weights, gradient)
+                )
+            state = {array: arrays[array][name] for array in self.rule.state_tensors(weights.shape)}
+            if norms is not None and not parameter.split and name not in norms:
+                norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
+            if parameter.split:
+                self.rule.update_split(
+                    weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
+                    updates_before=step - 1, lr=lr, decay=parameter.decays,
+                    look=None if norms is None else partial(norms.add, name),
+                )  # fmt: skip
+            else:
+                if coefficient is not None:
+                    gradient.mul_(coefficient)
+                self.rule.update(
+                    weights, gradient, state,
+                    updates_before=step - 1, lr=lr, decay=parameter.decays,
+                )  # fmt: skip
+            self.device.put(host, weights)
+        for array, tensors in arrays.items():
+            for name, tensor in tensors.items() if only_updates_read(array) else ():
+                self.device.put(hosts[array][name], tensor)
+        if norms is not None:
+            norms.send()
+        return norms
+
+    def _new_norms(self, instruction: Instruction, step: int) -> GradientNorms:
+        return GradientNorms(segment=instruction.segment, step=step, bring_back=self._bring_back)
+
+    def _pieces(self, keys: Iterable[ObjectKey]) -> dict[str, slice] | None:
+        """Return which elements of each parameter's memory a part of an update has."""
+        for key in keys:
+            if key.part >= 0:
+                entries = self._layouts.array(key).entries
+                return {e.tensor.name: slice(e.start, e.start + e.tensor.extent) for e in entries}
+        return None
+
+    def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
+        segment = self._captured.computed_by(instruction)
+        owner = self._model.owner
+        parameters: dict[str, Tensor] = {}
+        tables: dict[ObjectKey, dict[str, Tensor]] = {}
+        for name in segment.parameters:
+            array = array_of(self._model.parameters[name], self._layouts.compute_dtype)
+            key = ObjectKey(Kind.STATE, array, owner[name])
+            if key not in tables:
+                tables[key] = self._views(key, slabs)
+            parameters[name] = self.device.fetch(key, name, tables[key][name])
+        values = {
+            key.name: self._fetch(key, slabs)
+            for key in instruction.reads
+            if key.kind is Kind.VALUE and not key.name.startswith("before.")
+        }
+        return Operands(parameters, self._buffers(instruction, slabs), values)
+
+    def _buffers(self, instruction: Instruction, slabs: Slabs) -> dict[str, Tensor]:
+        """Return the mutated buffers: the live ones, or copies of what a recomputation starts from.
+
+        An evaluation reads them and changes nothing.
+        """
+        buffers: dict[str, Tensor] = {}
+        for key in instruction.touches:
+            if key.kind is Kind.STATE and key.name.startswith("buffers_"):
+                buffers.update(self._named(key, slabs))
+        for key in instruction.reads:
+            if key.name.startswith("before."):
+                copies = self._named(key, slabs)
+                buffers.update({name: copy.clone() for name, copy in copies.items()})
+        return buffers
+
+    def _keep_buffers(self, instruction: Instruction, slabs: Slabs) -> None:
+        for key in instruction.writes:
+            if key.name.startswith("before."):
+                source = ObjectKey(Kind.STATE, key.name.removeprefix("before."), key.segment)
+                slabs[key].memory[:] = slabs[source].memory
+
+    def _put_buffers(self, instruction: Instruction, slabs: Slabs, operands: Operands) -> None:
+        for key in instruction.changes:
+            if key.kind is Kind.STATE:
+                for name, target in self._views(key, slabs).items():
+                    self.device.put(target, operands.buffers[name])
+
+    def _store_outputs(
+        self, instruction: Instruction, slabs: Slabs, outputs: Mapping[str, Tensor]
+    ) -> None:
+        for key in instruction.writes:
+            if key.kind is Kind.VALUE and not key.name.startswith("before."):
+                self.device.store(self._host_view(key, slabs), outputs[key.name])
+
+    def _accumulators(
+        self, instruction: Instruction, slabs: Slabs, *, read: bool
+    ) -> dict[str, Tensor]:
+        for key in instruction.touches:
+            if key.kind is Kind.ACCUMULATOR:
+                return self._named(key, slabs, read=read)
+        return {}
+
+    def _named(self, key: ObjectKey, slabs: Slabs, *, read: bool = True) -> dict[str, Tensor]:
+        return self._fetched(key, self._views(key, slabs), read=read)
+
+    def _fetched(
+        self, key: ObjectKey, hosts: Mapping[str, Tensor], *, read: bool = True
+    ) -> dict[str, Tensor]:
+        return {n: self.device.fetch(key, n, host, read=read) for n, host in hosts.items()}
+
+    def _fetch(self, key: ObjectKey, slabs: Slabs) -> Tensor:
+        return self.device.fetch(key, "", self._host_view(key, slabs))
+
+    def _saved(
+        self, keys: Iterable[ObjectKey], slabs: Slabs, *, read: bool = True
+    ) -> Tensor | None:
+        """Return the memory of what autograd saves, where an instruction has any; uint8."""
+        for key in keys:
+            if key.kind is Kind.SAVED:
+                return self.device.fetch(key, "", self._host_view(key, slabs), read=read)
+        return None
+
+    def _put_saved(self, instruction: Instruction, slabs: Slabs, memory: Tensor | None) -> None:
+        for key in instruction.writes:
+            if key.kind is Kind.SAVED and memory is not None:
+                self.device.put(self._host_view(key, slabs), memory)
+
+    def _views(self, key: ObjectKey, slabs: Slabs) -> dict[str, Tensor]:
+        return views(self._layouts.array(key), slabs[key])
+
+    def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
+        return object_view(self._layouts, key, slabs[key])

@@ -1,0 +1,352 @@
+"""The update of one parameter: torch's own optimizer, given views of the state."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from swaptrain.compute.optimizer_classes import (
+    ELEMENTWISE,
+    StateShapes,
+    optimizer_arguments,
+    optimizer_class,
+    takes_argument,
+)
+from swaptrain.compute.split_master import is_dense, join, split, storage_order
+from swaptrain.errors import ConfigError
+
+__all__ = ["UpdateRule", "add_widened"]
+
+# Elements of a block: 2 MiB of float32 stays in a CPU's cache; a GPU wants fewer launches. Blocks
+# of a fused step give the bits of the whole only if they start at multiples of 16 elements.
+CPU_BLOCK_ELEMENTS = 1 << 19
+ACCELERATOR_BLOCK_ELEMENTS = 1 << 24
+
+_LEAST_WIDENED_ELEMENTS = 1 << 18
+"""Below, what torch copies stays in a CPU's cache anyway."""
+
+_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What an optimizer of torch raises over an argument of a kind that it does not expect."""
+
+
+class UpdateRule:
+    """How one parameter is updated: torch's own optimizer, given views of the state.
+
+    One optimizer object serves every parameter: for each call it gets the parameter, its gradient
+    and its state, and forgets them afterwards. So it holds no memory of its own but a scratch block
+    for split masters, and it is not safe to call from several threads at once.
+    """
+
+    fused: bool
+    """Whether torch's fused implementation is used: wherever the class has one."""
+
+    elementwise: bool
+    """Whether a parameter may be stepped in blocks, with the bits of the step on the whole."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        lr: float,
+        weight_decay: float | None,
+        arguments: Mapping[str, object],
+    ) -> None:
+        """Look up `name` in torch.optim; a `weight_decay` of None leaves the class's default.
+
+        Raises:
+            ConfigError: unknown or unusable optimizer, unknown argument, or a value torch refuses.
+        """
+        cls = optimizer_class(name)
+        chosen = optimizer_arguments(cls, weight_decay=weight_decay, arguments=arguments)
+        # Typed as Any: the constructors of the classes have no common signature.
+        constructor: Any = cls
+
+        def make(parameters: list[Tensor]) -> Optimizer:
+            optimizer: Optimizer = constructor(parameters, lr=lr, **chosen)
+            return optimizer
+
+        try:
+            optimizer = make([torch.zeros(2, 3)])
+        except _REFUSALS as error:
+            reason = repr(error) if isinstance(error, KeyError) else str(error)
+            given = ", ".join(f"{name}={value}" for name, value in chosen.items())
+            raise ConfigError(
+                f"optimizer: torch.optim.{cls.__name__} refuses: {reason} (given: {given})"
+            ) from error
+        self.fused = chosen.get("fused") is True
+        self.elementwise = cls.__name__ in ELEMENTWISE
+        self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
+        self._decays = takes_argument(cls, "weight_decay")
+        self._optimizer = optimizer
+        # Called for each block, under no_grad: torch's own wrappers do that too, but take as long
+        # again for hooks, of which there are none here, and for labels in its profiler.
+        self._optimizer_step: Callable[[Optimizer], object] = inspect.unwrap(cls.step)
+        self._group = optimizer.param_groups[0]
+        self._group["params"] = []
+        self._shapes = StateShapes(make)
+        self._scratch: dict[torch.device, Tensor] = {}
+
+    def state_tensors(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return name and shape of each float32 state tensor of a parameter of this shape.
+
+        torch's `step` is not among them: it is the number of updates made before.
+
+        Raises:
+            ConfigError: the optimizer cannot update such a parameter.
+        """
+        return self._shapes.shapes(shape)
+
+    def scratch_bytes(
+        self,
+        shape: tuple[int, ...],
+        *,
+        split: bool,
+        holes: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> int:
+        """Return a bound of what an update of such a parameter allocates beyond its arguments.
+
+        Measured in copies of a block, or of the parameter where it must be stepped whole: those of
+        the state that torch creates in the first step, the joined master, the widened gradient, and
+        temporaries.
+        """
+        states = self.state_tensors(shape).values()
+        elements = math.prod(shape)
+        if self.elementwise:
+            block = block_elements(torch.device(device))
+            # Blocks of masters and gradients are made in full, and kept, however small it is.
+            master_elements = 2 * block if split else 0
+            elements = min(elements, block)
+            copies = len(states) + (0 if self.fused else 3)
+        else:
+            master_elements = 2 * elements if split else 0
+            copies = len(states) + 4
+        small_bytes = 4 * 64 + (4 * math.prod(shape) if holes else 0)
+        return 4 * (master_elements + copies * elements) + small_bytes
+
+    def update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        *,
+        updates_before: int,
+        lr: float,
+        decay: bool,
+    ) -> None:
+        """Update a whole float32 `parameter` and its `state` in place.
+
+        `gradient` is float32 with the parameter's shape and strides. `state` has the names and
+        numbers of elements of `state_tensors`, dense and in any shape; what has the parameter's
+        shape lies in the parameter's order of memory. With `updates_before` 0 the contents of
+        `state` are ignored and filled. `decay=False` means no weight decay.
+
+        A parameter with holes in its memory is stepped as a row-major copy, and so have `gradient`
+        and `state` to lie: torch's fused kernels, its own optimizers too, walk memory without
+        looking at strides, and take what lies in the holes for elements.
+        """
+        if not is_dense(parameter):
+            copy = parameter.contiguous()
+            self.update(copy, gradient, state, updates_before=updates_before, lr=lr, decay=decay)
+            parameter.copy_(copy)
+            return
+        self._begin(lr=lr, decay=decay)
+        views = self._state_views(parameter, state)
+        small = parameter.numel() <= block_elements(parameter.device)
+        # A first step allocates all of the state, and an unfused one temporaries of its size:
+        # in blocks both are bounded.
+        if small or not self.elementwise or (self.fused and updates_before > 0):
+            check_layout(parameter, gradient)
+            self._step(parameter, gradient, views, updates_before)
+            return
+        flat = storage_order(parameter)
+        for block, block_gradient, block_state in self._blocks(parameter, gradient, views):
+            self._step(flat[block], block_gradient, block_state, updates_before)
+
+    def update_split(
+        self,
+        hi: Tensor,
+        lo: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        *,
+        updates_before: int,
+        lr: float,
+        decay: bool,
+        coefficient: Tensor | None = None,
+        look: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
+
+        `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
+        elements in the same order of memory. `gradient` may be bfloat16 as well; the optimizer is
+        given it in float32, times `coefficient`, [], if there is one, for which a float32 gradient
+        changes. `look`, which may raise, is shown it in float32 too, in blocks where it is used in
+        blocks: each right before, when it is in the processor's cache anyway. The rest as for
+        `update`.
+        """
+        self._begin(lr=lr, decay=decay)
+        views = self._state_views(hi, state)
+        if not self.elementwise:
+            master = torch.empty_like(hi, dtype=torch.float32)
+            check_layout(master, gradient)
+            join(hi, lo, master)
+            gradient = gradient.float()
+            if look is not None:
+                look(gradient)
+            if coefficient is not None:
+                gradient.mul_(coefficient)
+            self._step(master, gradient, views, updates_before)
+            split(master, hi, lo, consume=True)
+            return
+        hi_flat, lo_flat = storage_order(hi), storage_order(lo)
+        scratch = self._scratch_blocks(hi.device)
+        for block, block_gradient, block_state in self._blocks(hi, gradient, views):
+            master, wide = scratch[:, : block_gradient.numel()]
+            join(hi_flat[block], lo_flat[block], master, scratch=wide)
+            if block_gradient.dtype != torch.float32:
+                block_gradient = wide.copy_(block_gradient)
+            if look is not None:
+                look(block_gradient)
+            if coefficient is not None:
+                block_gradient.mul_(coefficient)
+            self._step(master, block_gradient, block_state, updates_before)
+            split(master, hi_flat[block], lo_flat[block], consume=True)
+
+    def _begin(self, *, lr: float, decay: bool) -> None:
+        """Set what is the same for all blocks of a call."""
+        self._group["lr"] = lr
+        if self._decays:
+            self._group["weight_decay"] = self.weight_decay if decay else 0.0
+
+    def _step(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], updates_before: int
+    ) -> None:
+        """Make one step of torch's optimizer on one tensor, and leave the result in the views."""
+        subject = parameter.detach()
+        subject.grad = gradient.detach()
+        optimizer = self._optimizer
+        self._group["params"] = [subject]
+        if updates_before > 0:
+            given: dict[str, Any] = dict(state)
+            if self._shapes.keeps_step(parameter.dim()):
+                device = parameter.device if self.fused else None
+                # Not `torch.tensor`, which copies from the host and waits for the device.
+                given["step"] = torch.full(
+                    (), float(updates_before), dtype=torch.float32, device=device
+                )
+            optimizer.state[subject] = given
+        try:
+            with torch.no_grad():
+                self._optimizer_step(optimizer)
+            after = optimizer.state[subject]
+            for name, view in state.items():
+                # Made by torch in the first step; or replaced instead of updated in place.
+                if after[name].data_ptr() != view.data_ptr():
+                    view.copy_(after[name])
+        finally:
+            # Nothing of the caller's may be kept alive, or overwritten by the next call.
+            optimizer.state.clear()
+            self._group["params"] = []
+
+    def _state_views(self, parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `state` in the shapes that torch has it in, in the parameter's layout."""
+        views = {}
+        for name, shape in self.state_tensors(tuple(parameter.shape)).items():
+            flat = storage_order(state[name])
+            if shape == tuple(parameter.shape):
+                views[name] = flat.as_strided(shape, parameter.stride(), flat.storage_offset())
+            else:
+                views[name] = flat.view(shape)
+        return views
+
+    def _blocks(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> list[tuple[slice, Tensor, dict[str, Tensor]]]:
+        """Return the blocks of an elementwise update: where it is, its gradient, its state.
+
+        A scalar of the state (the product that NAdam keeps) is for the whole parameter, and every
+        block changes it: all blocks but the last work on copies.
+        """
+        check_layout(parameter, gradient)
+        flat_gradient = storage_order(gradient)
+        flat_state = {
+            name: view if view.shape != parameter.shape else storage_order(view)
+            for name, view in state.items()
+        }
+        count, size = parameter.numel(), block_elements(parameter.device)
+        blocks = []
+        for start in range(0, max(1, count), size):
+            block = slice(start, min(start + size, count))
+            last = block.stop == count
+            of_block = {}
+            for name, view in flat_state.items():
+                if view.dim() > 0:
+                    of_block[name] = view[block]
+                else:
+                    of_block[name] = view if last else view.clone()
+            blocks.append((block, flat_gradient[block], of_block))
+        return blocks
+
+    def _scratch_blocks(self, device: torch.device) -> Tensor:
+        """Return the float32 blocks for masters and for gradients, [2, n], made once per device."""
+        if device not in self._scratch:
+            self._scratch[device] = torch.empty(
+                2, block_elements(device), dtype=torch.float32, device=device
+            )
+        return self._scratch[device]
+
+
+def add_widened(total: Tensor, gradient: Tensor) -> None:
+    """Add a gradient to a float32 sum of the same shape, in place.
+
+    A narrow one is widened block by block, where it lies in memory as the sum does: as a whole it
+    would go through memory once more, since torch makes a float32 copy of it first, on a CPU.
+    """
+    small = total.numel() <= _LEAST_WIDENED_ELEMENTS
+    if (
+        gradient.dtype == total.dtype
+        or total.device.type != "cpu"
+        or small
+        or gradient.is_sparse
+        or not same_layout(total, gradient)
+    ):
+        total.add_(gradient)
+        return
+    flat_total, flat_gradient = storage_order(total), storage_order(gradient)
+    size = block_elements(total.device)
+    for start in range(0, total.numel(), size):
+        block = slice(start, start + size)
+        flat_total[block].add_(flat_gradient[block].to(total.dtype))
+
+
+def block_elements(device: torch.device) -> int:
+    """Return the number of elements of a block on this device, a multiple of 16."""
+    return CPU_BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_BLOCK_ELEMENTS
+
+
+def same_layout(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether both have the same shape and strides."""
+    return parameter.shape == gradient.shape and all(
+        size == 1 or a == b
+        for size, a, b in zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
+    )
+
+
+def check_layout(parameter: Tensor, gradient: Tensor) -> None:
+    """Raise ValueError unless the gradient has the parameter's shape and strides.
+
+    torch's fused kernels walk memory and do not look at strides: they would mix up elements.
+    """
+    if not same_layout(parameter, gradient):
+        raise ValueError(
+            f"a gradient of shape {tuple(gradient.shape)} and strides {gradient.stride()} for a "
+            f"parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}: give "
+            "it the parameter's layout"
+        )

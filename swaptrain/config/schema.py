@@ -1,0 +1,420 @@
+"""The config as a tree of frozen, typed, documented fields; sizes are bytes once they are here."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+from swaptrain.config.kinds import (
+    Batches,
+    Count,
+    Device,
+    Entry,
+    Files,
+    Folder,
+    Folders,
+    Fraction,
+    Globs,
+    HfModel,
+    Mask,
+    Number,
+    OptimizerName,
+    Place,
+    Positive,
+    PositiveNumber,
+    Seed,
+    Size,
+    Text,
+)
+from swaptrain.config.paths import written_path
+from swaptrain.config.yaml_text import dump_yaml, plain
+from swaptrain.units import GIB, KIB, exact_size, format_size
+
+__all__ = ["Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
+__all__ += [
+    "KeepConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "StoreConfig",
+]
+__all__ += ["TrainConfig"]
+
+TokenDtype = Literal["uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+_PAGE_BYTES = 4096
+_SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
+"""What is written with a unit."""
+_PATHS = (
+    *(("model", "hf"), ("data", "text"), ("data", "tokens"), ("data", "tokenizer")),
+    *(("data", "cache"), ("eval", "text"), ("eval", "tokens"), ("store", "paths"), ("run", "dir")),
+)
+"""What is written so that it is not expanded again."""
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    def _exactly_one(self, *names: str) -> None:
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none of them"
+            raise ValueError(f"give exactly one of {', '.join(names)} (found {found})")
+
+
+class ModelConfig(Section):
+    """What is trained: exactly one of `hf` and `python`."""
+
+    hf: HfModel | None = None
+    """A directory with a Hugging Face `config.json`, or the config itself as a mapping with
+    `model_type`. The run begins from the weights beside it (`model.safetensors`, or the files that
+    `model.safetensors.index.json` names); where there are none, and for a mapping, from the
+    architecture's own initialisation."""
+    python: Entry | None = None
+    """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
+    returns the loss: a scalar tensor, the first or the only scalar of a tuple, `loss` of a dict or
+    of an object."""
+    architecture: Text | None = None
+    """A class of transformers, such as `BertForMaskedLM`, for `hf`. null: the one that the config's
+    `architectures` name, or else that fits the data; where none or several do, they are listed."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the `python` factory."""
+    constants: dict[str, Any] = {}
+    """Arguments of every forward that are no tensors, such as `{return_loss: true}` for CLIP."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in. With bfloat16 an exact float32 master of each weight is kept, and of the
+    data's floating tensors only those are cast that a parameter's operation reads first."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        self._exactly_one("hf", "python")
+        if self.kwargs and self.python is None:
+            raise ValueError("kwargs belong to python; write the arguments of hf into its config")
+        if self.architecture is not None and self.hf is None:
+            raise ValueError("architecture belongs to hf: it names a class of transformers")
+        return self
+
+
+class DataConfig(Section):
+    """What it is trained on: exactly one of `text`, `tokens` and `python`."""
+
+    text: Globs | None = None
+    """Globs of text files. Documents are taken in sorted order, each followed by an end token, and
+    packed into sequences; the last partial sequence is dropped. A leading `{stdlib}` stands for the
+    directory of Python's own standard library: text that every machine has. Links to directories
+    are followed, though not into one that is on the path already, and each file counts once,
+    whatever names lead to it. Line ends stay as they are."""
+    tokens: Files | None = None
+    """Files of token ids: `.bin` (raw, see `token_dtype`), `.npy`, or a zarr array."""
+    token_dtype: TokenDtype | None = None
+    """What the little-endian numbers of `.bin` files are. null: what a header of llm.c or the
+    `.idx` of Megatron-LM beside the file says, else uint16. That is refused where the model has
+    more than 65,536 words, and where the numbers look like wider or big-endian ones."""
+    python: Entry | None = None
+    """`package.module:function`, returning a map-style dataset of dicts of tensors, which are
+    collated by stacking. An item may draw from the global generators of torch, numpy and Python:
+    they are seeded from `train.seed`, the epoch and the item, and with 0 for the call of the
+    function, whose random choices are thus those of every start. Generators, counters and iterators
+    of the dataset's own are refused: eight items are read twice at the start."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the `python` function."""
+    tokenizer: Place = "bytes"
+    """`bytes`, or a directory with a Hugging Face tokenizer."""
+    parse_special: bool = False
+    """Whether special tokens that stand in a document, such as `<|end|>`, are read as the tokens.
+    false: a document is text, whatever stands in it."""
+    text_as_is: bool = False
+    """true: every file of `text` is taken, byte order marks, NUL bytes and `.jsonl` or `.gz`
+    included. false: what is no text by its name or content is refused, and a UTF-8 byte order mark
+    is dropped."""
+    sequence_length: Positive = 512
+    """Tokens per sequence, for `text` and `tokens`."""
+    micro_batch: Positive = 1
+    """Sequences (or items) per micro-batch."""
+    micro_batches: Positive = 1
+    """Micro-batches per step, which minimises their loss: `train.loss_weighting` says how each
+    counts."""
+    mask: Mask | None = None
+    """The part of a sequence's tokens that a masked-language model predicts, such as 0.15, for
+    `text` and `tokens`: of these 80 % are masked, 10 % are random and 10 % stay. It needs the mask
+    token of a Hugging Face tokenizer. null: the next token is predicted."""
+    shuffle: bool = True
+    """A new order in each epoch, a function of `train.seed` and the position; false: in order."""
+    cache: Folder | None = None
+    """Directory for tokenised text, which several runs may share. null: inside `run.dir`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        self._exactly_one("text", "tokens", "python")
+        if self.kwargs and self.python is None:
+            raise ValueError("kwargs belong to python, which is not set")
+        if self.mask is not None and self.python is not None:
+            raise ValueError("mask belongs to text and tokens; a python dataset masks by itself")
+        if self.mask is not None and self.tokenizer == "bytes":
+            raise ValueError(
+                "mask needs a mask token, and tokenizer is bytes, which has none: set tokenizer to "
+                "the directory of a Hugging Face tokenizer that has one, for token files to the "
+                "one that they were made with"
+            )
+        return self
+
+
+class ScheduleConfig(Section):
+    """How the learning rate moves over the steps; the formulas are below the table."""
+
+    name: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """The shape after the warmup. wsd: warmup, stable, decay."""
+    warmup_steps: Count = 0
+    """Steps over which the learning rate rises linearly to `lr`."""
+    decay_steps: Positive | None = None
+    """The step at which the decay ends, warmup included. null: `train.steps` of the first start,
+    which is recorded: a later `train.steps` does not change it. A start of which every step has the
+    rate 0 is refused; where some have, it says which."""
+    min_lr_ratio: Fraction = 0.0
+    """The factor at the end of the decay and after it."""
+    decay_fraction: Fraction = 0.2
+    """wsd only: the part of `decay_steps` that the decay takes."""
+
+
+class OptimizerConfig(Section):
+    """Any optimizer of `torch.optim` whose state is per parameter.
+
+    Further keys (`betas`, `eps`, `momentum`, ...) are arguments of that class, and are checked
+    against its signature when the run starts.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: OptimizerName = "adamw"
+    """The class in `torch.optim`, in lower or its own case: adamw, adam, sgd, adafactor, ..."""
+    lr: PositiveNumber = 3e-4
+    """The peak learning rate."""
+    weight_decay: Number | None = None
+    """Applied to parameters of two dimensions and more. null: the default of the class."""
+    clip_norm: PositiveNumber | None = None
+    """Largest global norm of the gradient; larger ones are scaled down to it. null: no clipping."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """How the learning rate moves over the steps."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerConfig:
+        own = {name: name for name in OptimizerConfig.model_fields} | {"learning_rate": "lr"}
+        for key in self.arguments:
+            # Anything less alike may be an argument of the class, which only torch can tell.
+            close = difflib.get_close_matches(key.lower(), own, n=1, cutoff=0.8)
+            if close:
+                raise ValueError(f"unknown key {key}; did you mean optimizer.{own[close[0]]}?")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The further keys: arguments of the optimizer's class, as YAML gave them."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class TrainConfig(Section):
+    """How long, and how a step is carried out."""
+
+    steps: Positive
+    """Optimizer steps; a finished run goes on when this is raised."""
+    seed: Seed = 0
+    """Seed of the initial weights, the order of the data, and dropout."""
+    wave: Positive | None = None
+    """Micro-batches that pass the segments together, at most `data.micro_batches`. null:
+    all of them. Never changes the result."""
+    recompute: bool | None = None
+    """Whether the backward recomputes what its segment's forward computed (true), or the forward
+    saves it, in memory and on the disk (false, as far as there is room). null: per segment,
+    whichever makes a step shorter. Never changes the result."""
+    check_capture: bool | Literal["required"] = True
+    """Whether two steps of the captured graph are compared with plain PyTorch before a run is
+    created: losses, gradients, buffers, in float32 and within `memory.host`. Where they differ, the
+    run is refused. What does not fit is compared with fewer layers (`model.hf`), or else the start
+    says that it was not compared; `required` refuses the run then. false: no comparison."""
+    threads: Positive | None = None
+    """Intra-op threads of torch; they are part of the bits, and recorded. null: all cores."""
+    loss_weighting: Literal["tokens", "micro_batches"] | None = None
+    """What weighs alike in a step. tokens: every trained label (one that is not -100, counted where
+    the loss reads it); micro_batches: every micro-batch, as the mean of their losses. They differ
+    only where micro-batches have unequally many. null: tokens where the batch has `labels` and the
+    loss a cross entropy that reads them, else micro_batches; recorded."""
+    deterministic: bool = False
+    """On a GPU: only kernels that give the same bits each time, so that neither an interruption nor
+    a budget changes the result. Some are slower, and a model that needs an operation without one is
+    refused. A CPU's kernels always do."""
+
+
+class EvalConfig(Section):
+    """Held-out loss during training: exactly one of `text`, `tokens` and `python`."""
+
+    text: Globs | None = None
+    """Globs of held-out text files, read with the tokenizer and lengths of `data`, in order."""
+    tokens: Files | None = None
+    """Files of held-out token ids."""
+    token_dtype: TokenDtype | None = None
+    """As `data.token_dtype`, whose value is taken where this is null."""
+    python: Entry | None = None
+    """`package.module:function`, returning a dataset as in `data.python`."""
+    kwargs: dict[str, Any] = {}
+    """Arguments of the `python` function."""
+    every: Positive
+    """Steps between evaluations."""
+    batches: Batches = 8
+    """Most micro-batches (of `data.micro_batch` items) per evaluation, from the start of the
+    held-out data; all: as many as there are. Each item counts once: data with fewer items is taken
+    whole, and the last micro-batch may be smaller."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EvalConfig:
+        self._exactly_one("text", "tokens", "python")
+        if self.kwargs and self.python is None:
+            raise ValueError("kwargs belong to python, which is not set")
+        return self
+
+
+class MemoryConfig(Section):
+    """Budgets, in bytes once loaded; written as sizes with a unit."""
+
+    host: Size = 4 * GIB
+    """RAM that the run may take beyond the base: torch, the captured graph, the data."""
+    device: Size | None = None
+    """Most memory that torch may take on the CUDA device, beside its context. null: no limit. Not
+    for `device: cpu`."""
+    segment: Size | None = None
+    """Largest state of one segment. null: chosen from the budgets at creation, and recorded."""
+
+
+class KeepConfig(Section):
+    """Snapshots of earlier steps, to which `--from-step N` goes back."""
+
+    every: Positive
+    """A snapshot is made of each step whose number is a multiple of this. With `commit_every` > 1
+    such a step is committed."""
+    last: Positive = 2
+    """How many are kept; the oldest goes when there is one more. Each takes the disk of the state
+    once more, reserved at the start."""
+
+
+class StoreConfig(Section):
+    """Where the training state lies on disk, and how often it becomes durable."""
+
+    paths: Folders | None = None
+    """Directories on one or several disks, which take the slots in turn; the directory that one is
+    in has to exist. null: `run.dir`."""
+    chunk: Size | None = None
+    """Largest chunk file: a multiple of 4096 bytes from 8KiB to 1GiB. An update goes through what
+    only it reads by chunks, a sixteenth of a segment or more at a time: smaller ones need less
+    memory. null: chosen at creation by the size of the segments, 1MiB to 64MiB, and recorded."""
+    commit_every: Positive = 1
+    """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
+    one segment's backward (or two: `store.repeats`)."""
+    verify: Literal["always", "first_read", "never"] = "first_read"
+    """When the checksum of a chunk is compared as it is read. first_read: once for what an earlier
+    process wrote; always: also each time for what this process wrote itself; never: not at all (a
+    chunk that is missing or too short stops the run in any case)."""
+    keep: KeepConfig | None = None
+    """null: no snapshots are made; those that a run has stay until they are deleted."""
+
+    values: bool = True
+    """Whether each activation is written to disk when it is made, also where memory could hold it
+    until it is used (with commit_every 1). false: a killed run repeats the step's forward."""
+    repeats: Literal[1, 2] | None = None
+    """Segments whose backward a killed run may have to do again (with commit_every 1). 2: a commit
+    has all micro-batches of the next segment to become durable instead of the first one, which
+    makes steps shorter where the disk takes about as long as the processor. null: 2 where a start
+    finds that it makes them a twentieth shorter, else 1."""
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether a step's activations are kept for a resume inside it."""
+        return self.values and self.commit_every == 1
+
+    @field_validator("chunk")
+    @classmethod
+    def _check_chunk(cls, chunk: int | None) -> int | None:
+        if chunk is not None and (not 8 * KIB <= chunk <= GIB or chunk % _PAGE_BYTES):
+            raise ValueError(
+                f"found {exact_size(chunk)}; it must be a multiple of 4096 bytes from 8KiB to "
+                "1GiB, such as 64MiB"
+            )
+        return chunk
+
+
+class RunConfig(Section):
+    """Where the run keeps everything it writes."""
+
+    dir: Folder
+    """Directory of the run: config, store, metrics. Started again, a run goes on from it."""
+    trace: Count = 0
+    """Steps of this start of which `trace.json` says what every thread did when: ui.perfetto.dev
+    shows it, `scripts/step_times.py` sums it up; some 0.1 to 0.5 MB a step. 0: none."""
+
+
+class Config(Section):
+    """One training job."""
+
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig
+    eval: EvalConfig | None = None
+    """null: no evaluation."""
+    device: Device = "auto"
+    """auto (cuda where there is one), cpu, cuda or cuda:N."""
+    memory: MemoryConfig = MemoryConfig()
+    store: StoreConfig = StoreConfig()
+    run: RunConfig
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        problems = []
+        if self.train.wave is not None and self.train.wave > self.data.micro_batches:
+            problems.append(
+                f"train.wave is {self.train.wave}, more than the {self.data.micro_batches} of "
+                "data.micro_batches: lower it, or set it to null"
+            )
+        if self.device == "cpu" and self.memory.device is not None:
+            problems.append(
+                f"memory.device is {format_size(self.memory.device)}, but device is cpu, where "
+                "only memory.host counts: set memory.device to null"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def resolved(self) -> Config:
+        """Return the config with `optimizer.schedule.decay_steps` fixed: what a run records."""
+        schedule = self.optimizer.schedule
+        if schedule.decay_steps is not None:
+            return self
+        schedule = schedule.model_copy(update={"decay_steps": self.train.steps})
+        optimizer = self.optimizer.model_copy(update={"schedule": schedule})
+        return self.model_copy(update={"optimizer": optimizer})
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the config as plain values, as in the YAML file: sizes have their unit again."""
+        tree: dict[str, Any] = plain(self.model_dump())
+        for section, key in _SIZES:
+            if tree[section][key] is not None:
+                tree[section][key] = exact_size(tree[section][key])
+        for section, key in _PATHS:
+            found = (tree[section] or {}).get(key)
+            if isinstance(found, str):
+                tree[section][key] = written_path(found)
+            elif isinstance(found, list):
+                tree[section][key] = [written_path(path) for path in found]
+        return tree
+
+    def resolved_yaml(self) -> str:
+        """Write `resolved()` as YAML, which loads back to an equal Config."""
+        return dump_yaml(self.resolved().to_tree())

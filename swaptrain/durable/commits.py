@@ -1,0 +1,244 @@
+"""What makes a step durable: which bytes a commit writes and what its record says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from swaptrain.compute.operations import Slabs
+from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.handoff import HandedOn, Handoff, handoff_row
+from swaptrain.durable.ledger import Ledger
+from swaptrain.memory.tier import Tier
+from swaptrain.program.instructions import Instruction, ObjectKey, Operation
+from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.format.record import record_size
+from swaptrain.store.format.state_record import blank_checksums, state_record
+from swaptrain.store.slots.commit import Checksums, Committer, Started, Write
+from swaptrain.store.slots.slot import Slot
+
+__all__ = ["Commits", "record_bytes"]
+
+
+class Commits:
+    """Submits commits of segments and of spilled gradients for one run.
+
+    With `commit_every` 1 a fused step commits each segment behind its update, with the hand-off;
+    a larger one writes the whole store to the other tree in every m-th step.
+    """
+
+    def __init__(
+        self,
+        layouts: Layouts,
+        home: StoreHome,
+        tier: Tier,
+        committer: Committer,
+        *,
+        fingerprint: str,
+        micro_batches: int,
+    ) -> None:
+        self._layouts, self._home, self._tier = layouts, home, tier
+        self._micro_batches = micro_batches
+        self._committer = committer
+        self._fingerprint = fingerprint
+        self.handoff = Handoff(home, tier)
+        self._slot: Slot
+        """Which the parts of the update that is under way are written to."""
+        self._begun: list[Started] = []
+        """What was begun to be written of that update."""
+
+    def commit_segment(
+        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+    ) -> None:
+        """Commit a segment's state as `version`, and the hand-off with it.
+
+        Behind all parts of an update but the last one, only begin to write what they changed.
+        """
+        k = instruction.segment
+        if not instruction.part:
+            with self._tier.counters.waiting("wait for a slot"):
+                self._slot = self._committer.take(self._layouts.state[k].shape_class)
+        slot = self._slot
+        if instruction.goes_on:
+            for key, started in self._begin(instruction, slabs, slot):
+                self._home.committing(key, slot, started.futures)
+            return
+        handed_on = self.handoff.take()
+        make = self._state_record(k, version, ledger)
+        writes = self._writes(instruction, slabs, slot)
+        states, self._begun = [*self._begun, *self._committer.begin(writes)], []
+
+        def record(checksums: Checksums) -> dict[str, Any]:
+            self._note(states, checksums, handed_on.writes)
+            return make(checksums, handed_on.rows(checksums.handoff))
+
+        future = self._committer.commit(k, slot, record, states, handed_on.writes)
+        self._home.committed(k, slot)
+        self._tier.saving([*instruction.new_state, *handed_on.in_memory], future)
+
+    def _begin(
+        self, instruction: Instruction, slabs: Slabs, slot: Slot
+    ) -> list[tuple[ObjectKey, Started]]:
+        """Begin to write what a part of an update changed, for the commit behind the last one."""
+        writes = self._committer.begin(self._writes(instruction, slabs, slot))
+        parts = list(zip(instruction.new_state, writes, strict=True))
+        for key, started in parts:
+            self._tier.saving([key], *started.futures)
+        self._begun += writes
+        return parts
+
+    def _writes(self, instruction: Instruction, slabs: Slabs, slot: Slot) -> list[Write]:
+        return [
+            Write(self._home.in_slot(key, slot), slabs[key].memory) for key in instruction.new_state
+        ]
+
+    def write_segment(
+        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+    ) -> None:
+        """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
+        k = instruction.segment
+        slot = self._home.scratch[k]
+        for key in instruction.new_state:
+            self._home.wrote(key)
+        if instruction.goes_on:
+            self._begin(instruction, slabs, slot)
+            return
+        make = self._state_record(k, version, ledger)
+        writes = self._writes(instruction, slabs, slot)
+        states, self._begun = [*self._begun, *self._committer.begin(writes)], []
+
+        def record(checksums: Checksums) -> dict[str, Any]:
+            self._note(states, checksums)
+            return make(checksums, [])
+
+        future = self._committer.commit(k, slot, record, states, switch=False)
+        self._tier.saving(instruction.new_state, future)
+
+    def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
+        """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
+
+        The finished gradient when the update is deferred to the next step, with the hand-off; the
+        sums of the waves before the last one, which its commits no longer allow to be made again.
+        """
+        k, keys = instruction.segment, instruction.reads
+        settled = instruction.operation is Operation.SETTLE
+        path = self._home.kept_record(k, settled=settled)
+        micro_batches = self._micro_batches if settled else instruction.micro_batch + 1
+        losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+        handed_on = self.handoff.take() if settled else HandedOn()
+        own = [self._home.keep_write(key, slabs[key], settled=settled) for key in keys]
+        writes = [*own, *handed_on.writes]
+
+        def record(checksums: Checksums) -> dict[str, Any]:
+            self._note([], checksums, writes)
+            sums, rest = checksums.handoff[: len(keys)], checksums.handoff[len(keys) :]
+            return kept_record(
+                k,
+                version,
+                self._fingerprint,
+                micro_batches,
+                dict(zip((key.name for key in keys), sums, strict=True)),
+                losses,
+                norms,
+                handed_on.rows(rest),
+            )
+
+        future = self._committer.write(path, path.stat().st_size, record, writes)
+        for key in keys:
+            self._home.kept(key, settled=settled)
+        self._tier.saving([*keys, *handed_on.in_memory], future)
+
+    def then(self, action: Callable[[], None]) -> Future[None]:
+        """Run `action` when everything submitted so far is durable."""
+        return self._committer.then(action)
+
+    def settle(self) -> None:
+        """Wait like `drain`, and count the seconds."""
+        with self._tier.counters.waiting("wait for a commit"):
+            self._committer.drain()
+
+    def drain(self) -> None:
+        """Wait until everything submitted is durable; raise the error of what failed."""
+        self._committer.drain()
+
+    def _note(
+        self, states: Iterable[Started], checksums: Checksums, others: Iterable[Write] = ()
+    ) -> None:
+        """Let the home know the checksums of what a commit wrote."""
+        for state in states:
+            files = state.array
+            sums = checksums.arrays[files.name][files.first : files.first + files.chunks]
+            self._home.note_checksums(files.place(state.row), sums)
+        for write, sums in zip(others, checksums.handoff, strict=True):
+            self._home.note_checksums(write.array.place(write.row), sums)
+
+    def _state_record(
+        self, k: int, version: int, ledger: Ledger
+    ) -> Callable[[Checksums, list[dict[str, Any]]], dict[str, Any]]:
+        """Return what makes the record of a segment from its checksums and its hand-off."""
+        losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+
+        def make(checksums: Checksums, handoff: list[dict[str, Any]]) -> dict[str, Any]:
+            return state_record(
+                segment=k,
+                version=version,
+                fingerprint=self._fingerprint,
+                layout=self._layouts.state[k],
+                checksums=checksums.arrays,
+                handoff={"gradients": handoff},
+                losses=losses,
+                norms=norms,
+            )
+
+        return make
+
+
+def record_bytes(
+    layouts: Layouts, k: int, fingerprint: str, *, micro_batches: int, handoff: Iterable[ObjectKey]
+) -> int:
+    """Return the bytes to reserve for the records of segment `k`, of its slot or what is kept."""
+    number = (1 << 64) - 1
+    norms = dict.fromkeys(layouts.model.segment(k).owns, -1.2345678901234567e-300)
+    losses = [-1.2345678901234567e-300] * micro_batches
+    checksums = blank_checksums(layouts.state[k])
+    if k in layouts.accumulators:
+        checksums["gradient"] = [number] * layouts.accumulators[k].chunks
+    rows = [
+        handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches) for key in handoff
+    ]
+    kept = kept_record(k, number, fingerprint, micro_batches, checksums, losses, norms, rows)
+    state = state_record(
+        segment=k,
+        version=number,
+        fingerprint=fingerprint,
+        layout=layouts.state[k],
+        checksums=blank_checksums(layouts.state[k]),
+        handoff={"gradients": rows},
+        losses=losses,
+        norms=norms,
+    )
+    return max(record_size(kept), record_size(state))
+
+
+def kept_record(
+    k: int,
+    version: int,
+    fingerprint: str,
+    micro_batches: int,
+    checksums: Mapping[str, list[int]],
+    losses: list[float],
+    norms: Mapping[str, float],
+    handoff: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return the record of a gradient and buffers: after which micro-batch of which step."""
+    return {
+        "segment": k,
+        "version": version,
+        "fingerprint": fingerprint,
+        "micro_batches": micro_batches,
+        "checksums": dict(checksums),
+        "losses": losses,
+        "norms": dict(norms),
+        "handoff": {"gradients": handoff},
+    }

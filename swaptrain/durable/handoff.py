@@ -1,0 +1,102 @@
+"""The hand-off: gradients that the rest of a step needs and that cannot be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.memory.tier import Tier
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
+from swaptrain.store.slots.commit import Write
+
+__all__ = ["HandedOn", "Handoff", "handoff_row", "largest_handoff"]
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """The part of a hand-off that one commit writes, and what its record says of the whole."""
+
+    in_memory: tuple[ObjectKey, ...] = ()
+    """The gradients that it writes."""
+    writes: tuple[Write, ...] = ()
+    rows: Callable[[list[list[int]]], list[dict[str, Any]]] = lambda _: []
+    """From the checksums of the writes to the rows of the record; called once the writes are done,
+    on the committer's thread, in the order of the commits."""
+
+
+class Handoff:
+    """Follows which gradients are alive and which of them earlier commits have written."""
+
+    def __init__(self, home: StoreHome, tier: Tier) -> None:
+        self._home, self._tier = home, tier
+        self._live: dict[ObjectKey, None] = {}
+        """Gradients that the rest of the step needs; the main thread's."""
+        self._submitted: set[ObjectKey] = set()
+        """Of those, the ones that some commit writes or has written; the main thread's."""
+        self._checksums: dict[ObjectKey, list[int]] = {}
+        """Of those that are durable; the committer thread's."""
+
+    def observe(self, instruction: Instruction) -> None:
+        """Follow what an instruction makes and uses up."""
+        self._live.update(
+            dict.fromkeys(key for key in instruction.writes if key.kind is Kind.GRADIENT)
+        )
+        for key in instruction.frees:
+            self._live.pop(key, None)
+            self._submitted.discard(key)
+
+    def adopt(self, checksums: Mapping[ObjectKey, list[int]]) -> None:
+        """Take over the hand-off that a resume found; before anything is submitted."""
+        self._checksums.update(checksums)
+        self._live.update(dict.fromkeys(checksums))
+        self._submitted.update(checksums)
+
+    def take(self) -> HandedOn:
+        """Take what a commit that is submitted now has to write, and to say, of what is alive."""
+        live = {key: self._home.saved_place(key)[1] for key in self._live}
+        fresh = [key for key in live if key not in self._submitted]
+        spilled = {key: self._home.spill_checksums(key) for key in fresh}
+        in_memory = tuple(key for key in fresh if not spilled[key])
+        writes = tuple(
+            self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
+        )
+        self._submitted.update(fresh)
+        for key in in_memory:
+            self._home.wrote(key)
+
+        def rows(sums: list[list[int]]) -> list[dict[str, Any]]:
+            self._checksums.update(zip(in_memory, sums, strict=True))
+            for key, futures in spilled.items():
+                if futures:
+                    self._checksums[key] = [future.result() for future in futures]
+            for key in set(self._checksums).difference(live):
+                del self._checksums[key]
+            return [handoff_row(key, self._checksums[key], row) for key, row in live.items()]
+
+        return HandedOn(in_memory, writes, rows)
+
+
+def handoff_row(key: ObjectKey, checksums: list[int], row: int | None) -> dict[str, Any]:
+    """Return a gradient of a hand-off, in that row of its array, as a record keeps it."""
+    return {
+        "name": key.name,
+        "segment": key.segment,
+        "micro_batch": key.micro_batch,
+        "row": row,
+        "checksums": checksums,
+    }
+
+
+def largest_handoff(program: Program) -> list[ObjectKey]:
+    """Return the most gradients that are alive behind any instruction of a program."""
+    live: dict[ObjectKey, None] = {}
+    most: list[ObjectKey] = []
+    for instruction in program:
+        live.update(dict.fromkeys(k for k in instruction.writes if k.kind is Kind.GRADIENT))
+        for key in instruction.frees:
+            live.pop(key, None)
+        if len(live) > len(most):
+            most = list(live)
+    return most

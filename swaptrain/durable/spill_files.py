@@ -1,0 +1,175 @@
+"""The files beside the slots: what a step makes and the rest of it, or the next one, needs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from swaptrain.store.disk.durable_files import (
+    allocate_blank,
+    disk_errors,
+    flush_file_system,
+    make_directory,
+)
+from swaptrain.store.disk.journal import Journal
+from swaptrain.store.format.layout import ArrayLayout
+from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.slots.array_files import ArrayFiles
+
+__all__ = ["SpillFiles"]
+
+_SHARED = "shared"
+
+
+class SpillFiles:
+    """`RUN/spill`: folders of arrays, the records of what is kept, and the journal of values.
+
+    `values/NAME`, `evaluated/NAME` (of evaluations), `saved/NNN` and `gradients/NAME` have rows (of
+    micro-batches; gradients two sets of them), `accumulators/NNN` and `buffers/NNN` one copy of a
+    segment's. Kept for recovery, each with a record: when updates are deferred, `kept/NNN` with the
+    buffers that belong to the finished gradient in `accumulators/NNN`; what several waves have
+    summed before the last one of a step, and the buffers then, in `kept/NNN`, or in `sums/NNN` when
+    updates are deferred.
+    """
+
+    def __init__(
+        self, run_dir: Path, layouts: Layouts, *, micro_batches: int, deferred: bool
+    ) -> None:
+        self._path = run_dir / "spill"
+        self._layouts = layouts
+        self._micro_batches = micro_batches
+        self._deferred = deferred
+        self._files: dict[tuple[str, str], ArrayFiles] = {}
+        self._one_sum = False
+        """With one wave and no clipping sums live for one segment's backward only: there is one
+        place on the disk for those of all segments, for a pool so small that one has to leave."""
+        buffers = [
+            f"buffers/{k:03d}/{array.name}"
+            for k, state in layouts.state.items()
+            for array in state.arrays
+            if array.name.startswith("buffers_")
+        ]
+        rows = [f"{name}/{m}" for name in layouts.values for m in range(micro_batches)]
+        self._places = {name: number for number, name in enumerate(rows + buffers)}
+        self.journal = Journal(
+            self._path / "journal", len(self._places), token=layouts.model.fingerprint
+        )
+        """What the rows of `values` and the arrays of `buffers` hold, as far as it is known."""
+
+    def clear_saved(self) -> None:
+        """Delete what autograd saved, and what evaluations made, in an earlier process."""
+        for folder in (self._path / "saved", self._path / "evaluated"):
+            if folder.is_dir():
+                with disk_errors(folder, "delete"):
+                    shutil.rmtree(folder)
+
+    def reserve_saved(self, saves: Collection[int]) -> None:
+        """Reserve room for all that the segments save which save what their backward needs.
+
+        It is scratch, so nothing is flushed. Raises RunError (disk full).
+        """
+        make_directory(self._path)
+        for k in saves:
+            self.of("saved", f"{k:03d}").create(flush=False)
+
+    def reserve_evaluated(self) -> None:
+        """Reserve room for the values of an evaluation; scratch too. Raises RunError (disk full).
+
+        At each start, since held-out data may come and go.
+        """
+        make_directory(self._path)
+        for name in self._layouts.evaluated:
+            self.of("evaluated", name).create(flush=False)
+
+    def create(self, record_bytes: Callable[[int], int], *, waves: bool) -> None:
+        """Reserve the files, durably; what exists is kept.
+
+        With `waves` sums are kept before the last wave of a step. `record_bytes` gives the size of
+        the record of what is kept of a segment.
+        """
+        make_directory(self._path)
+        self._one_sum = not (self._deferred or waves)
+        for folder, name in self._names(waves):
+            for files in self.all(folder, name):
+                files.create(flush=False)
+        for folder in self._recorded(waves):
+            for k in self._layouts.state:
+                path = self.record(folder, k)
+                make_directory(path.parent)
+                allocate_blank(path, record_bytes(k))
+        self.journal.create()
+        flush_file_system(self._path)
+
+    def saved_bytes(self, saves: Collection[int]) -> int:
+        """Return what `reserve_saved` reserves."""
+        return sum(files.nbytes for k in saves for files in self.all("saved", f"{k:03d}"))
+
+    def disk_bytes(self, *, waves: bool) -> int:
+        """Return what `create` reserves, but for the records and what autograd saves."""
+        arrays = sum(
+            files.nbytes for folder, name in self._names(waves) for files in self.all(folder, name)
+        )
+        evaluated = (self.of("evaluated", name).nbytes for name in self._layouts.evaluated)
+        return arrays + sum(evaluated) + self.journal.nbytes
+
+    def place(self, folder: str, name: str, row: int | None) -> int | None:
+        """Return the number of a place in the journal; None for what it does not cover."""
+        return self._places.get(f"{name}/{row}" if folder == "values" else f"{folder}/{name}")
+
+    def record(self, folder: str, segment: int) -> Path:
+        """Return the path of the record of what is kept of a segment."""
+        return self._path / folder / f"{segment:03d}" / "record.json"
+
+    def of(self, folder: str, name: str) -> ArrayFiles:
+        """Return the files of a folder's only array of that name."""
+        if (folder, name) not in self._files:
+            (self._files[folder, name],) = self.all(folder, name)
+        return self._files[folder, name]
+
+    def all(self, folder: str, name: str) -> list[ArrayFiles]:
+        """Return the files of every array of that name, or of that segment."""
+        path = self._path / folder / name
+        m = self._micro_batches
+        if folder == "values":
+            return [ArrayFiles.of_layout(path, self._layouts.values[name], m)]
+        if folder == "evaluated":
+            rows = min(m, self._layouts.evaluated_batches)
+            return [ArrayFiles.of_layout(path, self._layouts.evaluated[name], rows)]
+        if folder == "gradients":
+            return [ArrayFiles.of_layout(path, self._layouts.gradients[name], 2 * m)]
+        if folder == "saved":
+            return [ArrayFiles.of_layout(path, self._layouts.saved[int(name)], m)]
+        if name == _SHARED:
+            every = list(self._layouts.accumulators.values())
+            chunk_bytes = max(array.chunk_bytes for array in every)
+            chunks = max(array.chunks for array in every)
+            return [ArrayFiles(path / every[0].name, every[0].dtype, chunk_bytes, chunks)]
+        if folder == "accumulators" and self._one_sum:
+            path = self._path / folder / _SHARED
+        k = int(name)
+        arrays: list[ArrayLayout] = []
+        sums = folder in ("accumulators", "sums") or (folder == "kept" and not self._deferred)
+        if sums and k in self._layouts.accumulators:
+            arrays.append(self._layouts.accumulators[k])
+        if folder != "accumulators":
+            state = self._layouts.state[k].arrays
+            arrays += [array for array in state if array.name.startswith("buffers_")]
+        return [ArrayFiles.of_layout(path / array.name, array) for array in arrays]
+
+    def _names(self, waves: bool) -> Iterator[tuple[str, str]]:
+        yield from (("values", name) for name in self._layouts.values)
+        yield from (("gradients", name) for name in self._layouts.gradients)
+        if self._deferred or waves:
+            yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
+        elif self._layouts.accumulators:
+            yield "accumulators", _SHARED
+        for k in self._layouts.state:
+            yield "buffers", f"{k:03d}"
+            for folder in self._recorded(waves):
+                yield folder, f"{k:03d}"
+
+    def _recorded(self, waves: bool) -> list[str]:
+        if not self._deferred:
+            return ["kept"] * waves
+        return ["kept", "sums"] if waves else ["kept"]

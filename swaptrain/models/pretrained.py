@@ -1,0 +1,300 @@
+"""Initial weights that a checkpoint gives, by the names and forms that transformers loads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from swaptrain.capture.init.construct import Construction
+from swaptrain.errors import ConfigError
+from swaptrain.models.adapters import refuse_adapter_tensors
+from swaptrain.models.checkpoint import Checkpoint
+from swaptrain.models.factory import described
+
+__all__ = ["InitialWeights", "Pretrained"]
+
+_MOST = 3
+"""How many names a message lists."""
+_BLOCK = 1 << 20
+"""Elements that are compared at a time."""
+_OUTDATED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+"""Buffers that old checkpoints hold and models compute; transformers passes them over too."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How tensors of the model are made of tensors of the checkpoint: of one, or of several."""
+
+    target: str
+    """The first tensor of the model that is made."""
+    converter: Any
+    """transformers' WeightConverter; None: the checkpoint's tensor is the model's."""
+    sources: list[tuple[str, str]] = field(default_factory=list)
+    """Of each tensor of the checkpoint the name, and the converter's pattern that found it."""
+
+
+class InitialWeights:
+    """The initial weights of a model that is constructed: what its constructor gives."""
+
+    origin: Mapping[str, Any] | None = None
+    """Where they come from; None: from the constructor and the seed."""
+
+    def __init__(self, construction: Construction) -> None:
+        self.construction = construction
+        self.module = construction.module
+
+    def value(self, name: str) -> torch.Tensor:
+        """Return the initial value of a parameter, a new real tensor (`Construction.value`)."""
+        return self.construction.value(name)
+
+    def largest_value_bytes(self) -> int:
+        """Return how many bytes `value` needs at most beyond its result."""
+        return self.construction.largest_value_bytes()
+
+    def forget(self) -> None:
+        """Free what the values are made from."""
+        self.construction.forget()
+
+
+class Pretrained(InitialWeights):
+    """The initial weights of a model of transformers that begins from a checkpoint.
+
+    They are bit for bit those of `from_pretrained(directory, dtype=torch.float32)`: stored names
+    and forms of older versions are converted by transformers' own rules. What only the checkpoint
+    has is left out, and a head that it has not keeps the constructor's values.
+
+    Raises ConfigError where a weight of the model's body is missing, or a shape is another.
+    """
+
+    def __init__(self, construction: Construction, checkpoint: Checkpoint) -> None:
+        super().__init__(construction)
+        self._checkpoint = checkpoint
+        self.origin = checkpoint.origin
+        self._places: dict[str, torch.Tensor] = self.module.state_dict(keep_vars=True)
+        # As the constructor gave them: the module's take another dtype to be computed with.
+        self._parameters = {
+            name: torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
+            for name, p in self.module.named_parameters(remove_duplicate=False)
+        }
+        self._dtypes = {name: place.dtype for name, place in self._places.items()}
+        self._aliases = _aliases(self.module)
+        self._forms: dict[str, _Form] = {}
+        self._shapes: dict[str, torch.Size] = {}
+        self.remarks: list[str] = []
+        """What a user should know of what the checkpoint has and has not."""
+        self._check_unused(self._find_forms())
+        self._check_found()
+        self.missing = [
+            name
+            for name in self._places
+            if not any(alias in self._forms for alias in self._aliases.get(name, [name]))
+        ]
+        """What the checkpoint has not, by the model's names."""
+        self._check_missing()
+
+    def load(self) -> None:
+        """Let the module's buffers take the stored values, before it is captured.
+
+        Raises ConfigError where two names of one tied weight hold different values.
+        """
+        self._check_tied()
+        with torch.no_grad():
+            for name in self._forms.keys() - self._parameters.keys():
+                self._places[name].copy_(self._stored(name))
+
+    def value(self, name: str) -> torch.Tensor:
+        """Return the initial value of a parameter: the checkpoint's, or else the constructor's.
+
+        Raises ConfigError where the checkpoint cannot be read, or has changed since it was opened.
+        """
+        stored = next((alias for alias in self._aliases[name] if alias in self._forms), None)
+        if stored is None:
+            return super().value(name)
+        like = self._parameters[name]
+        with _disable_current_modes(), torch.no_grad():
+            result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+            return result.copy_(self._stored(stored))
+
+    def largest_value_bytes(self) -> int:
+        """Return how many bytes `value` needs at most beyond its result: pages of files, copies."""
+        forms = map(self._form_bytes, self._forms.values())
+        largest = max(forms, default=0) + self._checkpoint.mapped_bytes
+        return max(super().largest_value_bytes(), largest)
+
+    def forget(self) -> None:
+        """Free what the values are made from, and let go of the files."""
+        super().forget()
+        self._checkpoint.close()
+
+    def _form_bytes(self, form: _Form) -> int:
+        parts = [self._checkpoint.tensors[source] for source, _ in form.sources]
+        in_files = sum(part.nbytes for part in parts)
+        if form.converter is None:
+            return in_files
+        # What was read, in the model's dtype, and what it is put together to.
+        return in_files + 2 * sum(4 * part.numel for part in parts)
+
+    def _find_forms(self) -> list[str]:
+        """Find what each tensor of the checkpoint is for; return the names of those that are not.
+
+        As transformers does when it loads them (`convert_and_load_state_dict_in_model`).
+        """
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        rules = get_model_conversion_mapping(self.module)
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+        by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+        prefix, places = self.module.base_model_prefix, self._places
+        forms: dict[str, _Form] = {}
+        unused = []
+        for source in sorted(self._checkpoint.tensors, key=dot_natural_key):
+            target, pattern = rename_source_key(source, renamings, converters, prefix, places)
+            if target not in places and source in places:
+                target, pattern = source, None
+            converter = by_pattern.get(pattern)
+            if target not in places or (converter is None and target in forms):
+                unused.append(source)
+                continue
+            form = forms.setdefault(target, _Form(target, converter))
+            form.sources.append((source, pattern or source))
+        for form in forms.values():
+            made = self._made(form, self._meta)
+            for name in made.keys() & places.keys():
+                self._forms[name] = form
+                self._shapes[name] = made[name].shape
+        return unused
+
+    def _made(self, form: _Form, read: Callable[[str], torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of the model that a form makes of what `read` gives."""
+        if form.converter is None:
+            return {form.target: read(form.sources[0][0])}
+        converter = deepcopy(form.converter)
+        for source, pattern in form.sources:
+            converter.add_tensor(form.target, source, pattern, read(source))
+        try:
+            made = converter.convert(form.target, model=self.module, config=self.module.config)
+        except Exception as error:  # transformers' operations on tensors of any shape
+            raise ConfigError(
+                f"model.hf: {form.target} cannot be made of {_listed(s for s, _ in form.sources)} "
+                f"of {self._checkpoint.directory}: {described(error)}"
+            ) from error
+        return {k: v[0] if isinstance(v, list) else v for k, v in made.items()}
+
+    def _meta(self, source: str) -> torch.Tensor:
+        return torch.empty(self._checkpoint.tensors[source].shape, device="meta")
+
+    def _stored(self, name: str) -> torch.Tensor:
+        """Return the checkpoint's value of a tensor of the model."""
+        form = self._forms[name]
+        if form.converter is None:  # takes the model's dtype while it is copied
+            return self._checkpoint.read(form.sources[0][0])
+        dtype = self._dtypes[name]
+        return self._made(form, lambda source: self._checkpoint.read(source).to(dtype))[name]
+
+    def _check_found(self) -> None:
+        """Refuse shapes and kinds of numbers that are not the model's."""
+        for name, form in self._forms.items():
+            place, directory = self._places[name], self._checkpoint.directory
+            if place.shape != self._shapes[name]:
+                raise ConfigError(
+                    f"model.hf: {name} has the shape {tuple(self._shapes[name])} in {directory} "
+                    f"and {tuple(place.shape)} in the model that its config.json describes"
+                )
+            for source, _ in form.sources:
+                stored = self._checkpoint.tensors[source]
+                if place.is_floating_point() and not stored.is_floating:
+                    raise ConfigError(
+                        f"model.hf: {source} of {directory} is stored in {stored.dtype}: swaptrain "
+                        "trains weights of 16 bits and more; convert the checkpoint first"
+                    )
+
+    def _check_missing(self) -> None:
+        """Refuse a checkpoint that lacks weights of the model's body; say what else it lacks."""
+        module: Any = self.module
+        directory = self._checkpoint.directory
+        ignored = module._keys_to_ignore_on_load_missing or ()
+        missing = [
+            name
+            for name in self.missing
+            if not any(re.search(pattern, name) for pattern in ignored)
+        ]
+        prefix = module.base_model_prefix
+        body = f"{prefix}." if prefix and hasattr(module, prefix) else ""
+        lost = [
+            name
+            for name in missing
+            if name.startswith(body) and name in self._parameters and ".pooler." not in name
+        ]
+        if lost:
+            raise ConfigError(
+                f"model.hf: {directory} lacks {len(lost)} of the {len(self._places)} tensors of "
+                f"{type(module).__name__}: {_listed(lost)}; it is another model's, or not "
+                "whole. If it is meant to begin so, load it with transformers and save it again "
+                "(save_pretrained)"
+            )
+        if missing:
+            self.remarks.append(
+                f"{directory} has no {_listed(missing)}: they begin as the constructor makes them"
+            )
+
+    def _check_unused(self, unused: list[str]) -> None:
+        """Say what the checkpoint has and the model does not, but what transformers ignores."""
+        refuse_adapter_tensors(self._checkpoint.directory, unused)
+        module: Any = self.module
+        ignored = [*(module._keys_to_ignore_on_load_unexpected or ()), *_OUTDATED]
+        unused = [u for u in unused if not any(re.search(pattern, u) for pattern in ignored)]
+        if unused:
+            self.remarks.append(
+                f"{self._checkpoint.directory} holds what {type(self.module).__name__} has no "
+                f"place for, or twice: {_listed(unused)}"
+            )
+
+    def _check_tied(self) -> None:
+        """Refuse two stored values of what the config says is one weight."""
+        for aliases in {id(names): names for names in self._aliases.values()}.values():
+            first, *others = [alias for alias in aliases if alias in self._forms] or [""]
+            for other in others:
+                if not _same(self._stored(first), self._stored(other)):
+                    raise ConfigError(
+                        f"model.hf: {self._checkpoint.directory} holds different values of {first} "
+                        f"and {other}, which its config.json ties to one: set "
+                        "tie_word_embeddings to false there"
+                    )
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of a shape hold the same numbers, NaN among them; by blocks."""
+    left, right = left.flatten(), right.flatten()
+    for begin in range(0, len(left), _BLOCK):
+        a, b = left[begin : begin + _BLOCK], right[begin : begin + _BLOCK]
+        if not ((a == b) | (a.isnan() & b.isnan())).all():
+            return False
+    return True
+
+
+def _aliases(module: nn.Module) -> dict[str, list[str]]:
+    """Return the names of each parameter, itself among them, by each of its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: group for group in names.values() for name in group}
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first names of many, and how many more there are."""
+    first = [name if name.isprintable() else repr(name) for name in names]
+    more = f" and {len(first) - _MOST} more" if len(first) > _MOST else ""
+    return ", ".join(first[:_MOST]) + more

@@ -1,0 +1,217 @@
+"""Cuts a captured model for segments of a size, and builds the program of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swaptrain.capture.capture import cut
+from swaptrain.capture.captured import Captured
+from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.evaluation.slices import slice_evaluations
+from swaptrain.compute.update import UpdateRule
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError
+from swaptrain.models.build import BuiltModel
+from swaptrain.program.check import Peaks, check_program
+from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.model import ParameterSpec
+from swaptrain.program.step import StepBuilder
+from swaptrain.program.tensors import contiguous
+from swaptrain.store.format.object_layouts import Layouts
+
+__all__ = ["Cut", "Cutter", "check_steps", "short_steps"]
+
+_LARGEST_TARGET_BYTES = 1 << 30
+_SMALLEST_TARGET_BYTES = 1 << 18
+_HOST_PER_TARGET = 64 / 9
+"""The host budget that a target is meant for: the slabs, 3/4 of it, hold 16/3 of them."""
+_MOST_INSTRUCTIONS = 1_000_000
+"""Of a step: each one takes a kilobyte or two, and is looked at in every step."""
+_SMALLEST_CHUNK_BYTES = 1 << 20
+_LARGEST_CHUNK_BYTES = 64 << 20
+_LEAST_ACTIVATION_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut model and its program: what is known before anything is measured."""
+
+    captured: Captured
+    cuts: list[int]
+    layouts: Layouts
+    builder: StepBuilder
+    peaks: Peaks
+    """Of a short step: what is alive at once is more in a longer one."""
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Slabs and, instead of the measured arena, the bytes of a segment's activations."""
+        activations = max(s.activation_bytes for s in self.captured.model.segments)
+        return self.peaks.instruction_bytes + activations
+
+
+class Cutter:
+    """Cuts a captured model for any size of segments, for each only once.
+
+    With the `choices` of a run that exists there is only the one cut.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        built: BuiltModel,
+        rule: UpdateRule,
+        *,
+        choices: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._config, self._built, self._rule = config, built, rule
+        self._recorded: list[int] | None = None
+        self._chunk_bytes = config.store.chunk
+        if choices is not None:
+            self._recorded, self._chunk_bytes = list(choices["cuts"]), int(choices["chunk"])
+        self._cuts: dict[int, Cut] = {}
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is only the cut of a run that exists."""
+        return self._recorded is not None
+
+    def targets(self) -> list[int]:
+        """Return the segment sizes to try, the largest first.
+
+        Neither they nor the cut for each depend on the budget, so that a run with the budget that
+        a refusal names finds the same cut again.
+        """
+        if self._recorded is not None:
+            return [_LARGEST_TARGET_BYTES]
+        if self._config.memory.segment is not None:
+            return [self._config.memory.segment]
+        octaves = (_LARGEST_TARGET_BYTES // _SMALLEST_TARGET_BYTES).bit_length()
+        return [_LARGEST_TARGET_BYTES >> octave for octave in range(octaves)]
+
+    def meant_for(self, target_bytes: int) -> int:
+        """Return the least budget that a target is tried in."""
+        if self._recorded is not None or self._config.memory.segment is not None:
+            return 0
+        return 0 if target_bytes <= _SMALLEST_TARGET_BYTES else int(target_bytes * _HOST_PER_TARGET)
+
+    def cut(self, target_bytes: int) -> Cut:
+        """Return the cut for segments of this size. Raises ConfigError for too long a step."""
+        if target_bytes not in self._cuts:
+            self._cuts[target_bytes] = self._new_cut(target_bytes)
+        return self._cuts[target_bytes]
+
+    def _new_cut(self, target_bytes: int) -> Cut:
+        config, rule = self._config, self._rule
+
+        def state_bytes(parameter: ParameterSpec) -> int:
+            return _state_bytes(parameter, rule)
+
+        def working_bytes(parameter: ParameterSpec) -> int:
+            return state_bytes(parameter) + 4 * parameter.tensor.numel * parameter.trainable
+
+        chosen = config.memory.segment is not None
+        captured, cuts = cut(
+            self._built.uncut,
+            CutLimits(
+                target_bytes=target_bytes,
+                hard_bytes=(target_bytes if chosen else 2 * target_bytes) * 4 // 3,
+                activation_target_bytes=max(
+                    int(target_bytes * _HOST_PER_TARGET) // 6,
+                    8 * _LEAST_ACTIVATION_BYTES if chosen else _LEAST_ACTIVATION_BYTES,
+                ),
+                micro_batches=config.data.micro_batches,
+            ),
+            state_bytes=state_bytes,
+            working_bytes=working_bytes,
+            cuts=self._recorded,
+        )
+        evaluations = slice_evaluations(self._built.evaluations, captured.model)
+        captured = replace(captured, evaluations=evaluations)
+        layouts = Layouts(
+            captured.model,
+            compute_dtype=config.model.dtype,
+            state_shapes=rule.state_tensors,
+            elementwise=rule.elementwise,
+            chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
+            micro_batches=(m := config.data.micro_batches),
+            evaluations=[graph.spec for graph in captured.evaluations],
+        )
+        deferred = config.optimizer.clip_norm is not None
+        wave = min(config.train.wave or m, m)
+        self._check_length(captured)
+        builder = StepBuilder(
+            captured.model,
+            config.model.dtype,
+            layouts.state_arrays,
+            m,
+            wave,
+            deferred=deferred,
+            parts=layouts.parts,
+            evaluations=tuple(graph.spec for graph in evaluations),
+        )
+        return Cut(captured, cuts, layouts, builder, check_steps(short_steps(builder), layouts))
+
+    def _check_length(self, captured: Captured) -> None:
+        """Raise ConfigError for a step, or an evaluation, whose program would fill the memory."""
+        segments = len(captured.model.segments)
+        lengths = {"data.micro_batches": (self._config.data.micro_batches, 2 * segments)}
+        graphs = [graph.spec for graph in captured.evaluations]
+        if graphs:
+            slices = max(len(graph.slices) for graph in graphs)
+            lengths["eval.batches"] = (sum(graph.batches for graph in graphs), slices)
+        for key, (count, each) in lengths.items():
+            instructions = count * each
+            if instructions > _MOST_INSTRUCTIONS:
+                raise ConfigError(
+                    f"{key} is {count:,}: that makes {instructions:,} instructions with {segments} "
+                    f"segments, and {_MOST_INSTRUCTIONS:,} are the most: lower it; larger ones "
+                    "(data.micro_batch) hold as many items"
+                )
+
+
+def short_steps(builder: StepBuilder) -> StepBuilder:
+    """Return the builder of steps of few micro-batches: the same instructions, fewer of each."""
+    graphs = (replace(g, batches=min(g.batches, 2)) for g in builder.evaluations)
+    builder = replace(builder, evaluations=tuple(graphs))
+    if builder.wave < builder.micro_batches:
+        return replace(builder, micro_batches=min(builder.micro_batches, 3), wave=1)
+    few = min(builder.micro_batches, 2)
+    return replace(builder, micro_batches=few, wave=few)
+
+
+def _chunk_bytes(target_bytes: int) -> int:
+    """Return the largest chunk for segments of this size: some sixteenth of the host budget.
+
+    What cannot be cut further, a large embedding, is updated chunk by chunk: beside each other an
+    update, what is read for the next one and what is written of the one before must find room.
+    """
+    octave = (target_bytes // 2).bit_length() - 1
+    return min(max(1 << octave, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
+
+
+def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
+    """Prove the programs of a usual step and of an evaluation; return the peaks of both.
+
+    Raises ProgramError, which is a bug.
+    """
+    kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
+    kept = kept if builder.deferred else []
+    program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
+    step = check_program(program, layouts.size_bytes, present=kept)
+    evaluation = check_program(builder.evaluation(), layouts.size_bytes)
+    largest = max((step, evaluation), key=lambda peaks: peaks.instruction_bytes)
+    return replace(largest, live_bytes=max(step.live_bytes, evaluation.live_bytes))
+
+
+def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:
+    """Return what a parameter takes on disk: weight, remainder, optimizer state."""
+    tensor = parameter.tensor
+    if not parameter.trainable:
+        return tensor.nbytes
+    elements = 0
+    for shape in rule.state_tensors(tensor.shape).values():
+        elements += max(1, contiguous(shape)[0] * shape[0] if shape else 1)
+    return tensor.nbytes + (2 * tensor.numel if parameter.split else 0) + 4 * elements

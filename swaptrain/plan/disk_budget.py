@@ -1,0 +1,190 @@
+"""How much disk a run takes, on which disks, and whether it is there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swaptrain.config.schema import Config
+from swaptrain.data.corpus import find_files
+from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.errors import ConfigError
+from swaptrain.plan.planner import Plan
+from swaptrain.program.step import StepBuilder
+from swaptrain.store.disk.durable_files import existing_parent
+from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.format.root import free_bytes
+from swaptrain.store.slots.snapshot_links import snapshot_paths
+from swaptrain.units import format_size
+
+__all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
+__all__ += ["other_bytes", "slot_counts", "snapshot_count", "spare_bytes"]
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """What a run reserves in one of its directories."""
+
+    path: Path
+    slots_bytes: int
+    snapshots_bytes: int
+    """Of the slots: those that are there for snapshots."""
+    spill_bytes: int
+    """Values, gradients, accumulators, frozen weights: what lies outside of the slots."""
+    data_bytes: int
+    """Tokens still to be written, as estimated."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.slots_bytes + self.spill_bytes + self.data_bytes
+
+
+def snapshot_count(config: Config) -> int:
+    """Return how many snapshots a run may have at a time; without `store.keep` those it has."""
+    keep = config.store.keep
+    return keep.last if keep is not None else len(snapshot_paths(config.run.dir))
+
+
+def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) -> list[DiskNeed]:
+    """Return what the run takes in `run.dir` (first) and in each of `store.paths`.
+
+    Slots go to the paths in turn, in the order of their creation.
+    """
+    trees, snapshots = config.store.commit_every > 1, snapshot_count(config)
+    run_dir = config.run.dir
+    paths = list(config.store.paths or (run_dir,))
+    slots, kept = dict.fromkeys([run_dir, *paths], 0), dict.fromkeys([run_dir, *paths], 0)
+    number = 0
+    for members, count in slot_counts(plan.layouts, trees=trees, snapshots=snapshots):
+        nbytes = plan.layouts.state[members[0]].nbytes
+        for index in range(count):
+            path = paths[number % len(paths)]
+            slots[path] += nbytes
+            kept[path] += nbytes if index < snapshots * len(members) else 0
+            number += 1
+    other = {run_dir: (other_bytes(plan, home), data_bytes)}
+    return [DiskNeed(path, slots[path], kept[path], *other.get(path, (0, 0))) for path in slots]
+
+
+def check_disk(needs: list[DiskNeed], run_dir: Path, note: Callable[[str], None]) -> None:
+    """Raise ConfigError where a disk has less free than the run needs of it.
+
+    What the run holds there already counts as free: it is used, or deleted when it is started over.
+    Where a file system does not say what is free, `note` hears of it.
+    """
+    by_disk: dict[int, list[DiskNeed]] = {}
+    for need in needs:
+        by_disk.setdefault(existing_parent(need.path).stat().st_dev, []).append(need)
+    reserved = _reserved_bytes(run_dir)
+    if sum(need.total_bytes for need in needs) <= sum(reserved.values()):
+        return  # all of it is there, wherever the slots were put
+    for device, group in by_disk.items():
+        needed_bytes = sum(need.total_bytes for need in group)
+        free, names = free_bytes(group[0].path), ", ".join(str(need.path) for need in group)
+        if free is None:
+            note(
+                f"{names}: the run needs {format_size(needed_bytes)} of disk there, and the file "
+                "system does not say how much is free"
+            )
+            continue
+        if needed_bytes > free + reserved.get(device, 0):
+            key = "run.dir" if group[0].path == run_dir else "store.paths"
+            snapshots_bytes = sum(need.snapshots_bytes for need in group)
+            text = f"{names}: the run needs {format_size(needed_bytes)} of disk there, "
+            ways = "make room"
+            if snapshots_bytes:
+                text += f"{format_size(snapshots_bytes)} of it for snapshots, "
+                ways += ", lower store.keep.last"
+            if reserved:
+                text += f"{format_size(reserved.get(device, 0))} of it are the run's already, "
+            text += f"{format_size(free)} are free: {ways}"
+            raise ConfigError(f"{text}, or set {key} to another disk" if not reserved else text)
+
+
+def spare_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
+    """Return what scratch may take: half of what the run leaves free on the disk of `run_dir`.
+
+    None of it where the file system does not say what is free.
+    """
+    free = free_bytes(run_dir)
+    if free is None:
+        return 0
+    device = existing_parent(run_dir).stat().st_dev
+    needed_bytes = sum(
+        need.total_bytes for need in needs if existing_parent(need.path).stat().st_dev == device
+    )
+    room_bytes = free + _reserved_bytes(run_dir).get(device, 0) - needed_bytes
+    return max(0, room_bytes // 2)
+
+
+def _reserved_bytes(run_dir: Path) -> dict[int, int]:
+    """Return the bytes that a run has reserved for its state, by device; data not included."""
+    reserved: dict[int, int] = {}
+    slots = [path.resolve() for path in (run_dir / "slots").glob("*")]
+    for folder in (*slots, run_dir / "static", run_dir / "spill"):
+        for path in folder.rglob("*"):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                reserved[status.st_dev] = reserved.get(status.st_dev, 0) + status.st_size
+    return reserved
+
+
+def estimated_data_bytes(config: Config) -> int:
+    """Return what the tokens of a new run's text will take in `run.dir`, about.
+
+    One token a byte for the byte tokenizer, one in three bytes for another.
+    """
+    if config.data.text is None or config.data.cache is not None:
+        return 0
+    if (config.run.dir / "data" / "train.json").exists():
+        return 0
+    text_bytes = sum(file.size_bytes for file in find_files(config.data.text, key="data.text"))
+    return 2 * text_bytes if config.data.tokenizer == "bytes" else 4 * text_bytes // 3
+
+
+def occupied_bytes(path: Path) -> int:
+    """Return the bytes that the files below a directory take on its disk; links are not followed.
+
+    Files that vanish meanwhile count as nothing.
+    """
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def other_bytes(plan: Plan, home: StoreHome) -> int:
+    """Return the bytes that a run reserves in its directory beside the slots and the data."""
+    spilled = home.files.disk_bytes(waves=keeps_sums(plan.builder))
+    spilled += home.files.saved_bytes(plan.builder.saves)
+    return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
+
+
+def keeps_sums(builder: StepBuilder) -> bool:
+    """Whether a step keeps sums before its last wave: it has several."""
+    return builder.wave < builder.micro_batches
+
+
+def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:
+    """Return the segments of each shape class, and how many slots the class has.
+
+    A class of three and more segments has two spares, so that the next commit's writes can begin
+    while the last one is made durable; a smaller one has one; with two trees each segment has two
+    slots. Each snapshot that may exist takes a slot per segment more. That is enough: a new one
+    shares all of its slots with the live state until the oldest is dropped.
+    """
+    by_class: dict[str, list[int]] = {}
+    for k, layout in layouts.state.items():
+        by_class.setdefault(layout.shape_class, []).append(k)
+    counts = []
+    for members in by_class.values():
+        spares = len(members) if trees else (2 if len(members) >= 3 else 1)
+        counts.append((members, (1 + snapshots) * len(members) + spares))
+    return counts

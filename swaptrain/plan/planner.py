@@ -1,0 +1,281 @@
+"""Divides the host budget for a cut, or refuses it with the number that works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swaptrain.capture.captured import Captured
+from swaptrain.compute.device import ComputeDevice
+from swaptrain.compute.operations import Operations
+from swaptrain.compute.runner import Runner
+from swaptrain.compute.update import UpdateRule
+from swaptrain.config.schema import Config
+from swaptrain.errors import BudgetError, ConfigError
+from swaptrain.memory.malloc import trim
+from swaptrain.models.build import BuiltModel
+from swaptrain.observe.memory_usage import resident_bytes
+from swaptrain.plan.cuts import Cut, Cutter, check_steps, short_steps
+from swaptrain.plan.device_budget import DeviceBudgetError, check_device_budget
+from swaptrain.plan.dry_run import Measured, dry_run
+from swaptrain.program.check import Peaks
+from swaptrain.program.instructions import Program
+from swaptrain.program.state_arrays import begins_with_values
+from swaptrain.program.step import StepBuilder
+from swaptrain.program.tensors import ITEMSIZE
+from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.units import format_size, parse_size, roomy_size
+
+__all__ = ["Plan", "Planner"]
+
+_SLACK_BYTES = 24 << 20
+"""Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
+_NOISE_BYTES = 4 << 20
+"""By how much two measurements of one arena may differ, besides 1/20 of it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cut model that fits its budgets, and what it takes."""
+
+    captured: Captured
+    cuts: list[int]
+    layouts: Layouts
+    builder: StepBuilder
+    operations: Operations
+    measured: Measured
+    peaks: Peaks
+    base_bytes: int
+    """Resident before the pool exists: torch, the graph, the data."""
+    arena_bytes: int
+    """Of the host budget: what torch allocates while it computes, as measured, and slack."""
+    pool_bytes: int
+    """Of the host budget: slabs."""
+    creation_bytes: int
+    """What writing the initial weights holds at most: an array, a value, what makes it."""
+    saved_tensors: int = 0
+    """How many tensors the graphs that wait for their backward have saved, where segments save."""
+    tier_s: float = 0.0
+    """Seconds that the tier itself takes for an instruction, where that was measured."""
+    load_s: float = 0.0
+    """Seconds that a micro-batch takes to load, where that was measured."""
+    repeats: int = 1
+    """Segments whose backward a kill may repeat (`store.repeats`)."""
+
+    @property
+    def least_host_bytes(self) -> int:
+        """The smallest memory.host that works with this cut, as measured this time."""
+        return max(
+            self.arena_bytes + self.peaks.instruction_bytes, self.creation_bytes + _SLACK_BYTES
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget that it was made for is enough."""
+        return self.arena_bytes + self.pool_bytes >= self.least_host_bytes
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The segments whose update a step leaves to the next one."""
+        return tuple(self.layouts.updated) if self.builder.deferred else ()
+
+    @cached_property
+    def step(self) -> Program:
+        """The program of a step in the middle of a run."""
+        return self.builder.step(pending_updates=self.pending)
+
+    def check(self) -> Peaks:
+        """Prove the program of a step; return its peaks. Raises ProgramError, which is a bug."""
+        return check_steps(self.builder, self.layouts)
+
+
+class Planner:
+    """Finds the largest segments that fit a host budget, and the least budget that works.
+
+    What it measures is kept by cut: `plan` and `least_host` ask for each only once. With the
+    `choices` of a run that exists there is only the one cut.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        built: BuiltModel,
+        rule: UpdateRule,
+        device: ComputeDevice,
+        batch: Mapping[str, Tensor],
+        *,
+        choices: Mapping[str, Any] | None = None,
+        positions: tuple[str, int] | None = None,
+    ) -> None:
+        self._config, self._built, self._rule = config, built, rule
+        self._device, self.batch, self._positions = device, batch, positions
+        self._cutter = Cutter(config, built, rule, choices=choices)
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        trim()
+        self._base_bytes = resident_bytes()
+
+    def plan(self) -> Plan:
+        """Return the plan with the largest segments that fit `memory.host`.
+
+        Of those that fit `memory.device` too, where there is one. Raises BudgetError with the
+        smallest budget that was found to work.
+        """
+        host_bytes = self._config.memory.host
+        targets = [t for t in self._cutter.targets() if self._cutter.meant_for(t) <= host_bytes]
+        refused: BudgetError | None = None
+        for target_bytes in targets:
+            try:
+                plan = self._measured(self._cutter.cut(target_bytes))
+            except DeviceBudgetError as error:
+                refused = error.with_traceback(None)  # whose frames hold the device's memory
+                continue
+            if plan.fits:
+                return replace(plan, peaks=plan.check())
+            refused = None
+        raise refused or BudgetError(self._refusal())
+
+    def least_host(self) -> str:
+        """Return the smallest `memory.host` that was found to work, as a config says it."""
+        return self._least()[0]
+
+    def _least(self) -> tuple[str, Plan]:
+        # To measure a cut takes seconds: only the one that promises most is.
+        def promised_bytes(target_bytes: int) -> int:
+            return max(cutter.cut(target_bytes).estimated_bytes, cutter.meant_for(target_bytes))
+
+        cutter = self._cutter
+        target_bytes = min(cutter.targets(), key=promised_bytes)
+        plan = self._measured(cutter.cut(target_bytes))
+        noise_bytes = max(_NOISE_BYTES, plan.arena_bytes // 20)
+        host_bytes = max(plan.least_host_bytes + noise_bytes, cutter.meant_for(target_bytes))
+        return roomy_size(host_bytes), plan
+
+    def _check_device(self, found: Cut) -> None:
+        """Raise DeviceBudgetError where an instruction needs more than `memory.device`."""
+        budget_bytes, builder = self._config.memory.device, found.builder
+        if budget_bytes is not None:
+            pending = found.layouts.updated if builder.deferred else ()
+            short = short_steps(builder)
+            program = (*short.step(pending_updates=pending), *short.evaluation())
+            check_device_budget(budget_bytes, found.captured, found.layouts, program)
+
+    def _measured(self, found: Cut) -> Plan:
+        if tuple(found.cuts) not in self._plans:
+            self._plans[tuple(found.cuts)] = self._measure(found)
+        return self._plans[tuple(found.cuts)]
+
+    def _measure(self, found: Cut) -> Plan:
+        config, rule, captured, layouts = self._config, self._rule, found.captured, found.layouts
+        runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
+        operations = Operations(captured, layouts, runner, rule, self._device)
+        self._check_device(found)
+        try:
+            measured = dry_run(
+                captured,
+                layouts,
+                operations,
+                short_steps(found.builder),
+                self.batch,
+                host_bytes=config.memory.host - _SLACK_BYTES,
+                saving=not config.train.recompute,
+            )
+        except torch.OutOfMemoryError as error:
+            raise DeviceBudgetError(
+                f"the device has no memory left for a segment ({str(error).splitlines()[0]}): set "
+                "memory.device to more, or memory.segment or data.micro_batch to less"
+            ) from error.with_traceback(None)
+        except (IndexError, torch.AcceleratorError) as error:  # an id that an embedding has not
+            if isinstance(error, torch.AcceleratorError) and "assert" not in str(error):
+                raise
+            raise ConfigError(
+                f"the model fails on the first micro-batch of the data: {error}: "
+                + self._what_is_too_large()
+            ) from error
+        except RuntimeError as error:
+            if "allocate" in str(error):
+                raise  # the machine's memory, not the model
+            if not torch.are_deterministic_algorithms_enabled() or "determin" not in str(error):
+                raise ConfigError(_fails(error, config.model.dtype)) from error
+            raise ConfigError(
+                f"train.deterministic: {str(error).partition(',')[0]}: set it to false, or change "
+                "the model"
+            ) from error
+        parameters = [p for p in captured.model.parameters.values() if p.trainable]
+        scratch_bytes = max(
+            (
+                rule.scratch_bytes(p.tensor.shape, split=p.split, holes=not p.tensor.is_dense)
+                for p in parameters
+            ),
+            default=0,
+        )
+        arena_bytes = max(measured.arena_bytes * 21 // 20, scratch_bytes) + _SLACK_BYTES
+        return Plan(
+            captured=captured,
+            cuts=found.cuts,
+            layouts=layouts,
+            builder=found.builder,
+            operations=operations,
+            measured=measured,
+            peaks=found.peaks,
+            base_bytes=self._base_bytes,
+            arena_bytes=arena_bytes,
+            pool_bytes=config.memory.host - arena_bytes,
+            creation_bytes=0 if self._cutter.is_recorded else self._creation_bytes(layouts),
+        )
+
+    def _what_is_too_large(self) -> str:
+        """Ask what an index of the first micro-batch that the model has not may have come from."""
+        data = self._config.data
+        if data.python is None and self._positions and data.sequence_length > self._positions[1]:
+            name, count = self._positions
+            return (
+                f"data.sequence_length is {data.sequence_length}, and {name} of model.hf is "
+                f"{count}: lower the one or raise the other"
+            )
+        return "are its ids, or labels, larger than the model knows?"
+
+    def _creation_bytes(self, layouts: Layouts) -> int:
+        arrays = [
+            array
+            for segment in (*layouts.state.values(), *layouts.frozen.values())
+            for array in segment.arrays
+            if begins_with_values(array.name)
+        ]
+        masters = [p.tensor.numel * ITEMSIZE[p.master] for p in layouts.model.parameters.values()]
+        return (
+            max((array.nbytes for array in arrays), default=0)
+            + max(masters, default=0)
+            + self._built.initial.largest_value_bytes()
+        )
+
+    def _refusal(self) -> str:
+        host_bytes = self._config.memory.host
+        size, least = self._least()
+        # Measured anew, a budget that was just too small may be found to be enough.
+        size = roomy_size(max(parse_size(size), host_bytes + 1))
+        if least.creation_bytes + _SLACK_BYTES >= least.least_host_bytes:
+            needs = f"making the initial weights needs {format_size(least.least_host_bytes)}"
+        else:
+            needs = (
+                f"{least.peaks.largest} needs {format_size(least.peaks.instruction_bytes)} of "
+                f"slabs beside {format_size(least.arena_bytes)} that torch takes while it computes"
+            )
+        text = f"memory.host is {format_size(host_bytes)}, and {needs}: set memory.host to {size}"
+        if self._cutter.is_recorded:
+            return text + ", since the cut into segments is fixed for the life of a store"
+        if self._config.memory.segment is not None:
+            return text + ", or memory.segment to less"
+        return text + ", or lower data.micro_batch or data.sequence_length"
+
+
+def _fails(error: RuntimeError, dtype: str) -> str:
+    """Say that the model's own code failed in the dry run, and what to do."""
+    text = f"the model fails on the first micro-batch of the data: {str(error).splitlines()[0]}: "
+    if dtype != "float32":
+        return text + f"in {dtype} its buffers keep their dtype, so cast them where they are used"
+    return text + "see that it runs on such a micro-batch in plain PyTorch"

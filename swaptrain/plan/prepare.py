@@ -1,0 +1,202 @@
+"""What is decided before a byte is written: device, model, cut, budgets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from swaptrain.compute.device import choose_kernels, load_libraries, open_device
+from swaptrain.compute.update import UpdateRule
+from swaptrain.compute.weighting.choice import LossWeighting, choose_weighting
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config, OptimizerConfig
+from swaptrain.data import HeldOut, look_at_held_out, open_example
+from swaptrain.errors import ConfigError
+from swaptrain.models.build import BuiltModel, build, model_factory
+from swaptrain.models.factory import Factory
+from swaptrain.plan.planner import Plan, Planner
+from swaptrain.store.disk.durable_files import disk_errors
+from swaptrain.store.format.root import RootRecord, read_buffers, refuse_tmpfs
+
+__all__ = ["Prepared", "recorded_config", "update_rule"]
+
+
+class Prepared:
+    """A model that is captured, cut and fits its budgets; nothing is written.
+
+    `root` is the record of the run that is resumed, whose cut is kept. `note` hears of the long
+    work. Without `draw` there are no initial weights, for those who only look. Raises ConfigError
+    for everything about the config, the model and the budgets that is wrong.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        root: RootRecord | None,
+        note: Callable[[str], None],
+        *,
+        draw: bool = True,
+    ) -> None:
+        refuse_tmpfs(config.run.dir)
+        for path in config.store.paths or ():
+            refuse_tmpfs(path)
+            _check_parent(path)
+        self.threads = _set_threads(config, root, note)
+        self.device = open_device(config.device, config.memory.device)
+        choose_kernels(self.device.device, deterministic=config.train.deterministic)
+        load_libraries(self.device.device)
+        self.rule = update_rule(config.optimizer)
+        example = None
+        if config.data.python is not None:  # whose keys say what the model is for
+            example = open_example(
+                config.data, model_vocabulary=None, most_bytes=config.memory.host
+            )
+        self.factory: Factory = model_factory(config, example, asks=root is None, note=note)
+        if example is None:
+            example = open_example(
+                config.data,
+                model_vocabulary=self.factory.vocabulary,
+                most_bytes=config.memory.host,
+            )
+        held_out = _held_out(config, self.factory.vocabulary, example)
+        note(f"capturing {self.factory.description}")
+        self.built: BuiltModel = _built(
+            config, root, self.factory, example, held_out, note, draw=draw
+        )
+        self.weighting: LossWeighting = choose_weighting(config, self.built.uncut.losses, example)
+        self.config = self.weighting.config
+        """With what depends on the model written out."""
+        note(self.built.trained.line())
+        if self.built.thawed:
+            note(
+                f"{', '.join(self.built.thawed[:3])}: the constructor freezes them, and "
+                "transformers trains them when it loads a checkpoint: so does this run"
+            )
+        self.planner = Planner(
+            config,
+            self.built,
+            self.rule,
+            self.device,
+            dict(self.built.uncut.batch),
+            choices=root.choices if root is not None else None,
+            positions=self.factory.positions,
+        )
+        self.plan: Plan = self.planner.plan()
+        if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
+            raise ConfigError(
+                f"{config.run.dir} holds another model than the config now gives: the code of the "
+                "model or the version of torch or transformers has changed since. Restore it, or "
+                "start over with --fresh"
+            )
+
+
+def _check_parent(path: Path) -> None:
+    """Refuse one of `store.paths` in a directory that is not there: its disk may not be mounted."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise ConfigError(
+            f"store.paths: {path} lies in {parent}, which does not exist: mount its disk, correct "
+            "the name, or make that directory"
+        )
+
+
+def _built(
+    config: Config,
+    root: RootRecord | None,
+    factory: Factory,
+    example: Mapping[str, torch.Tensor],
+    held_out: HeldOut | None,
+    note: Callable[[str], None],
+    *,
+    draw: bool,
+) -> BuiltModel:
+    """Build the model, of a run that goes on without drawing its initial weights again.
+
+    Only where its graph or a constant is another then, since numbers that the constructor drew are
+    in them, or where an evaluation reads tensors that nothing has recorded, are they drawn all the
+    same.
+    """
+    if root is None:
+        return build(config, factory, example, draw=draw, held_out=held_out, note=note)
+    buffers = read_buffers(config.run.dir)
+    thawed = tuple(map(str, root.choices.get("thawed", ())))
+    again = partial(
+        build, config, factory, example, held_out=held_out, buffers=buffers, thawed=thawed
+    )
+    built = again(draw=False)
+    drawn = any(graph.own_attributes for graph in built.evaluations)
+    if draw and (drawn or built.content != root.choices.get("content")):
+        return again(draw=True)
+    return built
+
+
+def update_rule(optimizer: OptimizerConfig) -> UpdateRule:
+    """Return the update that an `optimizer` section asks for; raises ConfigError."""
+    return UpdateRule(
+        name=optimizer.name,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        arguments=optimizer.arguments,
+    )
+
+
+def recorded_config(run_dir: Path) -> Config | None:
+    """Return the config that a run was created with; None where there is no run."""
+    path = run_dir / "config.yaml"
+    with disk_errors(path, "read"):
+        if not path.exists():
+            return None
+        try:
+            return load_config(path, ())
+        except ConfigError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None  # a disk that fails is no fault of the config
+            raise
+
+
+def _held_out(
+    config: Config, vocabulary: int | None, example: Mapping[str, torch.Tensor]
+) -> HeldOut | None:
+    """Look at the held-out data: missing, too short, or of another kind than the training data?
+
+    `open_eval` would say so too, but only once the training data is in the run directory.
+    """
+    if config.eval is None:
+        return None
+    held_out = look_at_held_out(
+        config.eval,
+        config.data,
+        run_dir=config.run.dir,
+        model_vocabulary=vocabulary,
+        most_bytes=config.memory.host,
+    )
+    found, expected = _layout(held_out.example), _layout(example)
+    if found != expected:
+        raise ConfigError(
+            f"eval: its items have {found}, those of data have {expected}: the model takes one "
+            "kind, make them the same"
+        )
+    return held_out
+
+
+def _layout(batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype of each tensor of an item, by key."""
+    return {key: (tuple(value.shape[1:]), value.dtype) for key, value in batch.items()}
+
+
+def _set_threads(config: Config, root: RootRecord | None, note: Callable[[str], None]) -> int:
+    """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it."""
+    available = len(os.sched_getaffinity(0))
+    recorded: int | None = root.choices["threads"] if root is not None else None
+    threads = recorded or config.train.threads or available
+    if recorded is not None and recorded > available:
+        note(
+            f"the run was begun with {recorded} threads and this machine has {available} cores: "
+            "it goes on with as many threads, slower, so that the bits stay the same"
+        )
+    torch.set_num_threads(threads)
+    return threads

@@ -1,0 +1,66 @@
+"""Whether the RAM that `memory.host` promises is there, before a run writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swaptrain.errors import BudgetError
+from swaptrain.memory.limits import address_space_bytes, available_bytes, cgroup_limit
+from swaptrain.memory.mapping import touch
+from swaptrain.plan.planner import Plan
+from swaptrain.units import MIB, format_size, roomy_size
+
+__all__ = ["check_memory", "useful_bytes"]
+
+_SLACK_BYTES = 64 * MIB  # page tables, stacks of threads, the kernel's own: a limit counts them
+
+
+def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> None:
+    """Refuse a budget that a limit of this process does not allow; touch what the pool will take.
+
+    A limit that is only met in the middle of a run kills the process there without a word. RAM that
+    other programs hold now is only said. Raises BudgetError.
+    """
+    base_bytes = plan.base_bytes
+    limit = cgroup_limit()
+    if limit is not None and limit.limit_bytes < base_bytes + host_bytes:
+        room_bytes = limit.limit_bytes - base_bytes - _SLACK_BYTES
+        needed = roomy_size(base_bytes + host_bytes + _SLACK_BYTES)
+        advice = f"raise the limit to {needed}"
+        if room_bytes >= plan.least_host_bytes:
+            advice = f"set memory.host to {format_size(room_bytes)} or less, or {advice}"
+        raise BudgetError(
+            f"this process may take {format_size(limit.limit_bytes)} of RAM (its control group, "
+            f"{limit.path}), and the run would take {format_size(base_bytes)} for torch, the graph "
+            f"and the data beside memory.host of {format_size(host_bytes)}: {advice}"
+        )
+    left_bytes = address_space_bytes()
+    if left_bytes is not None and left_bytes < host_bytes:
+        raise BudgetError(
+            f"this process may map {format_size(max(left_bytes, 0))} more of memory (ulimit -v), "
+            f"and memory.host is {format_size(host_bytes)}: raise the limit, or lower memory.host"
+        )
+    pool_bytes = min(plan.pool_bytes, useful_bytes(plan))
+    free_bytes = available_bytes()
+    if free_bytes is not None and free_bytes < pool_bytes + plan.arena_bytes:
+        note(
+            f"{format_size(free_bytes)} of RAM are free, and the run may take "
+            f"{format_size(pool_bytes + plan.arena_bytes)} more (memory.host is "
+            f"{format_size(host_bytes)}): the machine may swap, or end the run; end other programs "
+            "or lower memory.host"
+        )
+        return
+    try:
+        touch(pool_bytes)
+    except OSError as error:
+        raise BudgetError(
+            f"the machine does not give the {format_size(pool_bytes)} of RAM that memory.host of "
+            f"{format_size(host_bytes)} leaves for slabs ({error.strerror}): lower memory.host, or "
+            "end other programs"
+        ) from error
+
+
+def useful_bytes(plan: Plan) -> int:
+    """Return the bytes of all objects of a step: a larger pool stays empty."""
+    keys = {key for instruction in plan.step for key in instruction.touches}
+    return sum(plan.layouts.size_bytes(key) for key in keys)

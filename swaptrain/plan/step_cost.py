@@ -1,0 +1,116 @@
+"""Prices the steps of a plan: bytes that they move, seconds that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from swaptrain.config.schema import Config
+from swaptrain.machine.speeds import Machine
+from swaptrain.plan.planner import Plan
+from swaptrain.plan.simulation import Access, Rehearsal, Room
+from swaptrain.program.cost import IOWork, durable_objects
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.residency import Traffic
+
+__all__ = ["Price", "durable_keys", "instruction_seconds", "price"]
+
+_LONGEST_REHEARSED = 10_000
+"""Instructions; each one looks at all that is held, and ahead at all that comes."""
+_WARMUP = 1
+"""Steps before the one that counts: memory holds then what a step leaves in it."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a step in the middle of a run takes."""
+
+    traffic: Traffic | None
+    """Rehearsed; None where the program is too long for it."""
+    compute_s: float
+    """Of the forwards, backwards and updates, as measured one by one with no I/O beside them."""
+    step_s: float | None
+    """With the disk's part; None where its speed or the traffic is not known."""
+
+
+def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
+    """Return what a step of the plan takes, as a rehearsal finds it.
+
+    With commit_every > 1 it is the mean of steps that commit and steps that do not.
+    """
+    program = plan.step
+    seconds = instruction_seconds(plan)
+    compute_s = sum(map(seconds, program))
+    if len(program) > _LONGEST_REHEARSED:
+        return Price(None, compute_s, None)
+    m = config.store.commit_every
+    work = IOWork() if machine is None else machine.io_work
+    rehearsal = Rehearsal(
+        plan.layouts.size_bytes,
+        Room(plan.pool_bytes),
+        seconds=lambda instruction: plan.tier_s + seconds(instruction),
+        disk=None if machine is None else machine.disk,
+        work=_work(plan, config, work),
+        commit_work_s=work.commit_s,
+        repeats=plan.repeats,
+    )
+    durable = durable_keys(program, config)
+    for _ in range(_WARMUP):
+        rehearsal.run(program, program, durable)
+    usual = rehearsal.run(program, program, durable)
+    traffic, step_s = usual.traffic, usual.seconds
+    if m > 1:
+        last = rehearsal.run(program, program, _updated, commits="store")
+        traffic = Traffic(
+            (last.traffic.read_bytes + (m - 1) * usual.traffic.read_bytes) // m,
+            (last.traffic.write_bytes + (m - 1) * usual.traffic.write_bytes) // m,
+            last.traffic.commit_bytes // m,
+        )
+        step_s = (last.seconds + (m - 1) * usual.seconds) / m
+    return Price(traffic, compute_s, None if machine is None else step_s)
+
+
+def durable_keys(program: Program, config: Config) -> Callable[[Instruction], Iterable[ObjectKey]]:
+    """Return what says which objects an instruction of a usual step makes durable."""
+    if config.store.commit_every > 1:
+        return _nothing
+    return durable_objects(program, keeps_values=config.store.keeps_values)
+
+
+def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
+    """Return what an instruction's computing was measured to take."""
+    measured, model = plan.measured.seconds, plan.captured.model
+
+    def seconds(instruction: Instruction) -> float:
+        if instruction.operation is Operation.LOAD:
+            return plan.load_s
+        if not instruction.segment or instruction.operation is Operation.KEEP:
+            return 0.0
+        isomorphism = model.segment(instruction.segment).isomorphism
+        saves = any(key.kind is Kind.SAVED for key in instruction.touches)
+        return measured[instruction.operation, isomorphism, saves]
+
+    return seconds
+
+
+def _work(plan: Plan, config: Config, work: IOWork) -> Callable[[ObjectKey, Access], float]:
+    """Return what says which seconds computing loses while an object is read or written."""
+    always = config.store.verify == "always"
+
+    def seconds(key: ObjectKey, access: Access) -> float:
+        array = plan.layouts.array(key)
+        # What is read was verified when it was read first; what autograd saved has no checksum.
+        made = access == "commit" or (access == "spill" and key.kind is not Kind.SAVED)
+        return work.seconds(array.chunks, array.nbytes, checksum=made or always)
+
+    return seconds
+
+
+def _updated(instruction: Instruction) -> list[ObjectKey]:
+    if instruction.operation is not Operation.UPDATE:
+        return []
+    return instruction.new_state
+
+
+def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:
+    return ()

@@ -1,0 +1,322 @@
+"""Runs programs: the one loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swaptrain.capture.losses.weighting import StepWeights
+from swaptrain.compute.gradient_norms import GradientNorms, clip_coefficient, mean_loss, total_norm
+from swaptrain.compute.operations import Operations, Slabs
+from swaptrain.durable.activations import KeptValues
+from swaptrain.durable.commits import Commits
+from swaptrain.durable.ledger import Ledger
+from swaptrain.errors import NotFiniteError, StoppedBySignal
+from swaptrain.memory.tier import Tier
+from swaptrain.program.cost import durable_objects
+from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
+from swaptrain.program.overlap import settling, side_by_side
+from swaptrain.run.memory_guard import BudgetGuard
+from swaptrain.spans import span, spanned
+
+__all__ = ["Executor", "StepState", "global_norm"]
+
+LoadBatch = Callable[[int], Mapping[str, Tensor]]
+
+
+@dataclass
+class StepState:
+    """What the instructions of a program mean at the moment: which step, which batches."""
+
+    step: int
+    """The step whose forward and backward run."""
+    load: LoadBatch
+    """From a micro-batch's number to its tensors."""
+    update_step: int
+    """The step whose update runs: the same one, or the one before when updates are deferred."""
+    lr: float
+    """Of the update."""
+    update_norm: Tensor | None = None
+    """Global norm of the gradients of the update, when they are clipped."""
+    weights: StepWeights | None = None
+    """How the losses of the micro-batches make the step's; None: their mean."""
+    batch_weights: Sequence[StepWeights] = ()
+    """Of an evaluation: how each batch weighs the terms of its loss; nothing: as means."""
+    items: Callable[[int], str] = str
+    """From a micro-batch's number to the items that it holds, in words."""
+    clip_norm: float | None = None
+    commit: bool = True
+    """Whether updates are committed one by one (commit_every 1)."""
+    rewrite: bool = False
+    """Whether updates write to the other tree (the committing step of a larger commit_every)."""
+    ledger: Ledger = field(default_factory=Ledger)
+    update_ledger: Ledger | None = None
+    """Of the update's step, when it is not the step that runs."""
+    updated: set[int] = field(default_factory=set)
+    """Segments that the program has updated."""
+    compute_s: float = 0.0
+    update_s: float = 0.0
+
+
+@dataclass
+class _Begun:
+    """An instruction that computes, or has computed, and that the rest of the run has not seen."""
+
+    position: int
+    instruction: Instruction
+    slabs: Slabs
+    made: Tensor | GradientNorms | None
+    """A loss or norms, on the host behind the mark."""
+    seconds: float
+    """In which the host computed it, or had the device begin."""
+    mark: Any
+    """Of the device, behind it."""
+
+
+class Executor:
+    """Executes instructions in order, each on slabs that the tier brought.
+
+    A device that computes beside the host has the next instruction begun while it computes one.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        operations: Operations,
+        commits: Commits,
+        guard: BudgetGuard,
+        *,
+        values: KeptValues | None = None,
+        repeats: int = 1,
+        begin: Callable[[Instruction], None] = lambda _: None,
+        tick: Callable[[Instruction], None],
+        observe: Callable[[int, Instruction], None] = lambda *_: None,
+    ) -> None:
+        """Take what instructions act on; `values` keeps what forwards make, for a resume.
+
+        A kill repeats the backward of `repeats` segments at most.
+        `observe` hears of each instruction behind it, and of the step that it belongs to.
+        """
+        self._begin, self._observe = begin, observe
+        self._tier, self._operations, self._commits = tier, operations, commits
+        self._guard, self._tick = guard, tick
+        self._values, self._repeats = values, repeats
+        self._visit = (0, 0)
+        """Step and segment of the instruction before."""
+
+    def run(
+        self,
+        program: Program,
+        state: StepState,
+        following: Program = (),
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Execute a program; `following` is what comes after it, for prefetch and eviction.
+
+        Before each instruction `begin` is called; after each but the last one `tick`, which may
+        raise to stop, unless `quiet`. What comes behind a program is the caller's.
+        """
+        durable: Callable[[Instruction], Iterable[ObjectKey]] = _nothing
+        if state.commit:
+            keeps = self._values is not None
+            durable = durable_objects((*program, *following), keeps_values=keeps)
+        self._tier.follow(program, following, durable, repeats=self._repeats)
+        settles = settling(program, repeats=self._repeats) if state.commit else frozenset()
+        under_way: deque[_Begun] = deque()
+        try:
+            for position, instruction in enumerate(program):
+                self._begin(instruction)
+                slabs = self._tier.acquire(instruction, position)
+                if self._guard.make_way(instruction):
+                    self._tier.give_way(position)
+                self._tier.prefetch(position)
+                self._operations.ahead.expect(
+                    islice(program, position + 1, None),
+                    self._tier.ready,
+                    beside=[begun.instruction for begun in under_way],
+                )
+                pair = program[position : position + 2]
+                under_way.append(self._execute(position, instruction, slabs, state, pair))
+                while len(under_way) > self._stays(pair):
+                    done = under_way.popleft()
+                    self._end(done, state, settles)
+                    last = done.position == len(program) - 1
+                    if not (quiet or done.instruction.goes_on or last):
+                        self._tick(done.instruction)
+        except StoppedBySignal:
+            for done in under_way:
+                self._end(done, state, settles)
+            raise
+
+    def _stays(self, pair: Program) -> bool:
+        """Whether the first of two instructions may be under way when the second is begun."""
+        if not self._operations.device.overlaps or len(pair) < 2 or not side_by_side(*pair):
+            return False
+        return self._operations.ahead.has_room(pair) and self._tier.has_room_beside(*pair)
+
+    def _end(self, done: _Begun, state: StepState, settles: Collection[int]) -> None:
+        """Wait until an instruction has computed, and do what follows it."""
+        instruction = done.instruction
+        measured_s = self._operations.device.wait(done.mark)
+        seconds = done.seconds if measured_s is None else measured_s
+        if instruction.operation is Operation.UPDATE:
+            state.update_s += seconds
+        else:
+            state.compute_s += seconds
+        if isinstance(done.made, GradientNorms):
+            norms = done.made.settle()
+            if not instruction.goes_on:
+                state.ledger.norms.update(norms)
+        elif done.made is not None:
+            state.ledger.losses[instruction.micro_batch] = float(done.made)
+        self._guard.check()
+        if done.position in settles:
+            self._commits.settle()
+        self._settle_values(instruction, state)
+        self._commits.handoff.observe(instruction)
+        self._make_durable(instruction, done.slabs, state)
+        self._tier.release(instruction)
+        self._tier.write_behind(done.position)
+        update = instruction.operation is Operation.UPDATE
+        self._observe(state.update_step if update else state.step, instruction)
+
+    def _settle_values(self, instruction: Instruction, state: StepState) -> None:
+        """Before a segment's first instruction counts, let what the one before made be written.
+
+        So a kill repeats what was done in one segment. What is written has the time of that
+        instruction for it; to wait before it would take that away, not to wait would leave two
+        segments and more to do again. The same for commits: `settling`.
+        """
+        visit = (state.step, instruction.segment)
+        if not state.commit or not instruction.segment or visit == self._visit:
+            return
+        self._visit = visit
+        if self._values is not None:
+            self._values.settle()
+
+    def _execute(
+        self, position: int, instruction: Instruction, slabs: Slabs, state: StepState, pair: Program
+    ) -> _Begun:
+        begun = time.perf_counter()
+        device = self._operations.device
+        with span(instruction.operation, instruction):
+            made = self._compute(instruction, slabs, state, sums_stay=_sums_stay(pair))
+            self._operations.forget(instruction)
+            if isinstance(made, Tensor):
+                made = device.bring_back(made)
+        seconds = time.perf_counter() - begun
+        return _Begun(position, instruction, slabs, made, seconds, device.mark())
+
+    def _compute(
+        self, instruction: Instruction, slabs: Slabs, state: StepState, *, sums_stay: bool
+    ) -> Tensor | GradientNorms | None:
+        """Return the loss or the norms where the instruction makes any."""
+        operations, m = self._operations, instruction.micro_batch
+        match instruction.operation:
+            case Operation.LOAD:
+                operations.load(instruction, slabs, state.load(m))
+            case Operation.FORWARD:
+                operations.forward(instruction, slabs, state.step, weights=state.weights)
+            case Operation.TURN | Operation.BACKWARD:
+                return operations.backward(
+                    instruction, slabs, state.step, sums_stay=sums_stay, weights=state.weights
+                )
+            case Operation.EVALUATE:
+                return operations.evaluate(
+                    instruction,
+                    slabs,
+                    weights=state.batch_weights[m] if state.batch_weights else None,
+                )
+            case Operation.STORE:
+                pass  # nothing to compute: it only becomes durable
+            case Operation.KEEP:
+                self._check_loss(state)
+            case Operation.SETTLE:
+                self._check_loss(state)
+                return operations.norms(instruction, slabs, state.step)
+            case Operation.UPDATE:
+                norms = self._update(instruction, slabs, state)
+                if not instruction.goes_on:
+                    state.updated.add(instruction.segment)
+                return norms
+        return None
+
+    def _update(
+        self, instruction: Instruction, slabs: Slabs, state: StepState
+    ) -> GradientNorms | None:
+        coefficient = None
+        if state.update_norm is None:
+            self._check_loss(state)
+        else:
+            assert state.clip_norm is not None
+            coefficient = clip_coefficient(state.update_norm, state.clip_norm)
+        return self._operations.update(
+            instruction, slabs, state.update_step, lr=state.lr, coefficient=coefficient
+        )
+
+    def _check_loss(self, state: StepState) -> None:
+        """Refuse losses that are not finite, before anything that comes of them is kept.
+
+        What forwards made is forgotten: it is made again of data that may have been mended.
+        """
+        losses = state.ledger.losses
+        if math.isfinite(mean_loss(state.ledger.in_order())):
+            return
+        if self._values is not None:
+            self._values.forget()
+        bad = [str(m + 1) for m in sorted(losses) if not math.isfinite(losses[m])]
+        which = f" of micro-batch {', '.join(bad)} of {len(losses)}" if bad else ""
+        where = f" ({state.items(int(bad[0]) - 1)})" if bad else ""
+        found = losses[int(bad[0]) - 1] if bad else math.inf
+        raise NotFiniteError(
+            f"step {state.step}: the loss{which} is {found}{where}; nothing of this step was kept. "
+            "If its data are at fault, mend them and give the same command. If the weights are, "
+            "since a step before was too long, go back to a snapshot (--from-step, where "
+            "store.keep made one), or start over with --fresh, a lower optimizer.lr or "
+            "optimizer.clip_norm"
+        )
+
+    @spanned("begin to write")
+    def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+        operation = instruction.operation
+        if operation is Operation.UPDATE:
+            ledger = state.update_ledger or state.ledger
+            if state.commit:
+                self._commits.commit_segment(instruction, slabs, state.update_step, ledger)
+            elif state.rewrite:
+                self._commits.write_segment(instruction, slabs, state.update_step, ledger)
+        elif operation is Operation.STORE:
+            self._commits.write_segment(instruction, slabs, state.update_step, state.ledger)
+        elif state.commit and operation in (Operation.SETTLE, Operation.KEEP):
+            self._commits.keep(instruction, slabs, state.step, state.ledger)
+        elif self._values is not None and operation is Operation.FORWARD:
+            self._values.save(instruction, slabs, state.step)
+
+
+def _sums_stay(pair: Program) -> bool:
+    """Whether the second of two instructions goes on with what the first has summed up."""
+    return (
+        len(pair) == 2
+        and pair[0].segment == pair[1].segment
+        and pair[1].operation in (Operation.TURN, Operation.BACKWARD, Operation.UPDATE)
+    )
+
+
+def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:
+    """What an instruction makes durable in a step that is not committed."""
+    return ()
+
+
+def global_norm(ledger: Ledger, order: list[str]) -> Tensor:
+    """Return the 2-norm over parameters in the model's order, from their own norms."""
+    norms = [ledger.norms[name] for name in order if name in ledger.norms]
+    return total_norm([torch.tensor(norm, dtype=torch.float32) for norm in norms])

@@ -1,0 +1,90 @@
+"""Keeps the host budget when torch takes more than the dry run showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swaptrain.capture.captured import Captured
+from swaptrain.memory.slab import SlabPool
+from swaptrain.observe.memory_usage import resident_bytes
+from swaptrain.plan.dry_run import Measured, kind_of
+from swaptrain.program.instructions import Instruction
+from swaptrain.spans import spanned
+
+__all__ = ["BudgetGuard", "OwnBytes"]
+
+_LEAST_RESERVE_BYTES = 16 << 20
+
+
+class BudgetGuard:
+    """Moves bytes from the pool to the arena, one way, so that their sum stays the host budget.
+
+    How far freed blocks of many sizes fit together in the allocator's heap cannot be known before:
+    a model of 64 segments was seen to take a third more than three rounds of its classes. What the
+    process holds beyond base and slabs is looked at after each instruction (some microseconds);
+    slabs that the budget has no room for any more are given back, and the tier evicts.
+
+    An instruction of a kind that has not run before may find every free block too small: the
+    graphs that wait for their backward lie between them. So `make_way` lends it, for that one
+    time, what it takes by itself; `check` takes back what it did not need.
+    """
+
+    def __init__(
+        self,
+        pool: SlabPool,
+        *,
+        base_bytes: int,
+        host_bytes: int,
+        least_bytes: int,
+        own_bytes: Callable[[Instruction], int] = lambda _: 0,
+    ) -> None:
+        """Guard `pool`; `own_bytes` says what torch takes for an instruction not run before."""
+        self._pool, self._own_bytes = pool, own_bytes
+        self._lent_from: int | None = None
+        """The pool's budget before a part of it was lent."""
+        self._base_bytes, self._host_bytes = base_bytes, host_bytes
+        self._least_bytes = least_bytes
+        # For what the next instruction may add: a hundredth, as larger segments add more at once.
+        self._reserve_bytes = max(_LEAST_RESERVE_BYTES, host_bytes // 100)
+
+    def make_way(self, instruction: Instruction) -> bool:
+        """Lower the pool's budget for an instruction of a new kind; say whether it was too high.
+
+        Slabs in use stay until the tier evicts them.
+        """
+        own_bytes = self._own_bytes(instruction)
+        allowed_bytes = max(self._allowed_bytes() - own_bytes, self._least_bytes)
+        # What lies in one region cannot be lent: its end would be given back for good.
+        if not own_bytes or self._pool.least_cut_bytes or allowed_bytes >= self._pool.budget_bytes:
+            return False
+        self._lent_from = self._pool.budget_bytes
+        self._pool.shrink(allowed_bytes)
+        return True
+
+    @spanned("look at memory")
+    def check(self) -> None:
+        """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
+        if self._lent_from is not None:
+            self._pool.budget_bytes, self._lent_from = self._lent_from, None
+        allowed_bytes, budget_bytes = self._allowed_bytes(), self._pool.budget_bytes
+        if allowed_bytes < budget_bytes:
+            allowed_bytes = min(allowed_bytes, budget_bytes - self._pool.least_cut_bytes)
+            self._pool.shrink(max(allowed_bytes, self._least_bytes))
+
+    def _allowed_bytes(self) -> int:
+        """Return what the pool may hold beside what the process holds now."""
+        arena_bytes = resident_bytes() - self._base_bytes - self._pool.held_bytes
+        return self._host_bytes - arena_bytes - self._reserve_bytes
+
+
+class OwnBytes:
+    """What torch takes for an instruction of a kind that has not run before; 0 ever after."""
+
+    def __init__(self, captured: Captured, measured: Measured) -> None:
+        self._captured, self._left = captured, dict(measured.own_bytes)
+
+    def __call__(self, instruction: Instruction) -> int:
+        """Return the bytes the first time that an instruction of its kind is asked for."""
+        if not instruction.segment:
+            return 0
+        return self._left.pop(kind_of(self._captured, instruction), 0)

@@ -1,0 +1,82 @@
+"""Opens the store of a run for writing: everything reserved, version 0 there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swaptrain.config.schema import Config
+from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.plan.disk_budget import snapshot_count
+from swaptrain.plan.prepare import Prepared
+from swaptrain.run.create_store import Creation, open_slots, root_record
+from swaptrain.run.signals import StopRequest
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.root import RootRecord, create_root
+from swaptrain.store.slots.recovery_rules import flush_everything
+from swaptrain.store.slots.slots import Slots
+from swaptrain.store.slots.snapshots import clear_unfinished, drop_snapshots, list_snapshots
+
+__all__ = ["open_store"]
+
+
+def open_store(
+    config: Config,
+    prepared: Prepared,
+    root: RootRecord | None,
+    home: StoreHome,
+    io: DirectIO,
+    *,
+    note: Callable[[str], None],
+    stop: StopRequest,
+) -> tuple[Slots, RootRecord]:
+    """Reserve the space of the whole run, and write version 0 if `root` is None: the run begins.
+
+    Returns the slots and the root's record. Raises RunError (disk full), StoppedBySignal.
+    """
+    plan, run_dir, keep = prepared.plan, config.run.dir, config.store.keep
+    trees = config.store.commit_every > 1
+    flush_everything(run_dir)
+    clear_unfinished(run_dir)
+    slots = Slots(run_dir, config.store.paths, trees=trees)
+    if keep is not None:
+        drop_snapshots(slots, list_snapshots(run_dir)[: -keep.last])
+    count = snapshot_count(config)
+    open_slots(slots, plan.layouts, plan, trees=trees, snapshots=count)
+    creation = Creation(run_dir, plan, slots, home, io)
+    if root is None:
+        origin = prepared.built.initial.origin
+        source = f" of {origin['directory']}" if origin is not None else ""
+        parameters = plan.captured.model.parameter_count
+        note(f"writing {parameters:,} initial weights{source} to {run_dir}")
+        root = _create(config, prepared, creation, slots, stop)
+    else:
+        creation.open()
+    prepared.built.initial.forget()
+    return slots, root
+
+
+def _create(
+    config: Config, prepared: Prepared, creation: Creation, slots: Slots, stop: StopRequest
+) -> RootRecord:
+    plan, trees = prepared.plan, config.store.commit_every > 1
+    segments = len(plan.captured.model.segments)
+
+    def tick(k: int) -> None:
+        stop.check_after(f"writing segment {k}/{segments}")
+        stop.doing(f"writing segment {min(k + 1, segments)}/{segments}")
+
+    stop.doing(f"writing segment 1/{segments}")
+    creation.write(prepared.built.initial, tick, trees=trees)
+    root = root_record(
+        config,
+        plan,
+        prepared.built,
+        threads=prepared.threads,
+        device=prepared.device.device,
+    )
+    if trees:
+        create_root(config.run.dir, root, tree="a")
+        slots.switch_tree()
+    else:
+        create_root(config.run.dir, root)
+    return root

@@ -1,0 +1,367 @@
+"""The steps of an open run: programs one after the other, commits behind them, one line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from swaptrain.compute.gradient_norms import step_loss
+from swaptrain.compute.learning_rate import learning_rate
+from swaptrain.compute.update import UpdateRule
+from swaptrain.compute.weighting.counts import LossWeights
+from swaptrain.compute.weighting.held_out import HeldOutWeights
+from swaptrain.config.schema import Config, OptimizerConfig
+from swaptrain.data.batches import Batches
+from swaptrain.durable.activations import KeptValues
+from swaptrain.durable.commits import Commits
+from swaptrain.durable.tree_commits import Trees
+from swaptrain.errors import StoppedBySignal
+from swaptrain.memory.slab import SlabPool
+from swaptrain.memory.tier import Tier
+from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.step_metrics import StepMetrics, time_stamp
+from swaptrain.plan.planner import Plan
+from swaptrain.program.forwards import recoverable
+from swaptrain.program.instructions import ObjectKey, Program
+from swaptrain.run.executor import Executor, StepState, global_norm
+from swaptrain.run.going_on import going_on
+from swaptrain.run.resume import Position
+from swaptrain.run.step_boundary import Boundary
+from swaptrain.run.step_counters import Counters
+from swaptrain.spans import span
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.slots.recovery_rules import Action
+from swaptrain.store.slots.snapshots import Snapshots
+
+__all__ = ["Change", "Evaluation", "Training"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out data and when to look at it."""
+
+    weights: HeldOutWeights
+    every: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the optimizer, from the next boundary between two steps on."""
+
+    before: OptimizerConfig
+    rule: UpdateRule
+    """Of `before`."""
+    record: Callable[[], None]
+    """Writes the new config into the run directory."""
+
+
+@dataclass
+class Training:
+    """Everything that a step needs, and the position of the run."""
+
+    config: Config
+    plan: Plan
+    data: Batches
+    weights: LossWeights
+    """Reads the data, and weights the losses of its steps."""
+    evaluation: Evaluation | None
+    executor: Executor
+    commits: Commits
+    tier: Tier
+    pool: SlabPool
+    io: DirectIO
+    metrics: MetricsFile
+    position: Position
+    trees: Trees | None
+    boundary: Boundary
+    values: KeptValues | None
+    """Keeps what forwards make; None where a killed run is to make it again."""
+    note: Callable[[str], None]
+    report: Callable[[StepMetrics], None]
+    floor_s: Callable[[int, int, float, float], float | None]
+    """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
+    change: Change | None = None
+    snapshots: Snapshots | None = None
+    step: int = 0
+    """The step that is being done, or the next one."""
+
+    def run(self) -> None:
+        """Run all steps that are left; when it returns, everything is durable and nothing pends."""
+        decision = self.position.decision
+        self._pending: tuple[int, ...] = decision.pending
+        self._ledger = self.position.ledger
+        self.step = decision.step
+        self._running: StepState | None = None
+        self.boundary.updates_left = lambda: bool(self._updates_left())
+        self.boundary.committed = (lambda t=self.trees: t.step) if self.trees else None
+        try:
+            if self.change is None:
+                self._finish_interrupted()
+            else:
+                self._finish_before_change(self.change)
+            self.boundary.end(self.step - 1)
+            self._between(self.step - 1)
+            while self.step <= self.config.train.steps:
+                self._step(self.step, None)
+                self.step += 1
+                self._between(self.step - 1)
+            self._flush(self.step - 1)
+        except StoppedBySignal as stop:
+            self._save_what_is_done(stop)
+            self.commits.drain()
+            raise
+        self.commits.drain()
+        self.tier.drain()
+
+    def _finish_interrupted(self) -> None:
+        """Complete the step that an earlier process began to commit, whatever train.steps says."""
+        decision = self.position.decision
+        self._complete_metrics(decision.done)
+        if decision.action is Action.CONTINUE:
+            self.commits.handoff.adopt(self.position.handoff)
+            self._step(self.step, decision.segment)
+            self.step += 1
+        else:
+            self._keep(decision.done)  # a kill may have come before it
+
+    def _finish_before_change(self, change: Change) -> None:
+        """Do what is left of the interrupted step under the optimizer that began it."""
+        after, rule = self.config, self.plan.operations.rule
+        self.config = after.model_copy(update={"optimizer": change.before})
+        self.plan.operations.rule = change.rule
+        self._finish_interrupted()
+        self._flush(self.step - 1)
+        self.commits.drain()
+        change.record()
+        self.config, self.plan.operations.rule = after, rule
+
+    def _step(self, step: int, top: int | None) -> None:
+        builder = self.plan.builder
+        begun = time.perf_counter()
+        counters = self._counters()
+        with span(f"step {step}"):
+            state = self._carry_out(step, top)
+        norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
+        losses = state.ledger.in_order()
+        moved = self._counters() - counters
+        step_s = time.perf_counter() - begun
+        row = StepMetrics(
+            step=step,
+            loss=step_loss(losses, state.weights),
+            lr=self._lr(step),
+            grad_norm=float(norm),
+            tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
+            step_s=step_s,
+            ended_at=time_stamp(),
+            compute_s=state.compute_s,
+            update_s=state.update_s,
+            io_wait_s=moved.wait_s,
+            read_bytes=moved.read_bytes,
+            write_bytes=moved.write_bytes,
+            cache_hit_fraction=moved.hit_fraction,
+            peak_host_bytes=self._peak_host_bytes(),
+            peak_device_bytes=self.plan.operations.device.peak_bytes(),
+            roofline_fraction=self._roofline(moved, state, step_s),
+            eval_loss=self._evaluate(step),
+            resumed=top is not None,
+        )
+        self.commits.then(lambda: self.metrics.append(row))
+        self._keep(step)
+        self.report(row)
+
+    def _carry_out(self, step: int, top: int | None) -> StepState:
+        """Run the program of a step, and commit it where the store is committed as a whole."""
+        self.boundary.begin(step)
+        program = self._program(step, top)
+        self._running = state = self._state(step)
+        state.weights = self.weights.of_step(step)
+        if top is not None:
+            state.ledger = self._ledger
+        self.executor.run(program, state, self._following(step))
+        self._ledger = state.ledger
+        if self.plan.builder.deferred:
+            self._pending = self.plan.pending
+            self._running = None  # which has done another step's updates
+        self.boundary.end(step)
+        if self.trees is not None and self.trees.commits(step):
+            self._flush(step, quiet=True)
+            self.trees.switch(step)
+        return state
+
+    def _keep(self, step: int) -> None:
+        """Have a snapshot made of `step`, the last one done, if one is due.
+
+        Behind everything of the step and before anything of the next one: what is live then is it.
+        """
+        snapshots = self.snapshots
+        if snapshots is not None and snapshots.due(step):
+            self._flush(step)
+            self.commits.then(lambda: snapshots.make(step))
+
+    def _program(self, step: int, top: int | None) -> Program:
+        """Return the program of a step; of the one that an earlier process began, what is left."""
+        builder, decision = self.plan.builder, self.position.decision
+        if step != decision.step and self._pending == self.plan.pending:
+            return self.plan.step
+        if step != decision.step:
+            return builder.step(pending_updates=self._pending)
+        build = partial(
+            builder.step,
+            pending_updates=self._pending,
+            top=top,
+            from_micro_batch=self.position.from_micro_batch if top is not None else 0,
+        )
+        found: set[ObjectKey] = set()
+        if self.values is not None:
+            found = self.values.found(step, recoverable(build()))
+        program = build(present=found)
+        if self.values is not None:
+            self.values.adopt(found, program)
+        if step > 1 or top is not None or found:
+            segments = len(self.plan.captured.model.segments)
+            self.note(going_on(program, step, found, top=top, segments=segments))
+        return program
+
+    def _state(self, step: int) -> StepState:
+        """Return what a step's instructions mean; a deferred update is of the step before."""
+        update_step = step - 1 if self.plan.builder.deferred else step
+        clip = self.config.optimizer.clip_norm
+        pending = bool(self._pending)
+        return StepState(
+            step=step,
+            load=lambda m: self.weights.batch(step, m),
+            items=lambda m: self.weights.items(step, m),
+            update_step=update_step,
+            lr=self._lr(update_step) if update_step else 0.0,
+            update_norm=global_norm(self._ledger, list(self.plan.captured.model.parameters))
+            if pending
+            else None,
+            clip_norm=clip,
+            update_ledger=self._ledger if pending else None,
+            commit=self.trees is None,
+            rewrite=self.trees is not None
+            and not self.plan.builder.deferred
+            and self.trees.commits(step),
+        )
+
+    def _flush(self, step: int, *, quiet: bool = False) -> None:
+        """Do the updates of `step` that are pending: before evaluation, export and the end."""
+        if not self._pending:
+            return
+        self._running = state = self._state(step + 1)
+        state.rewrite = self.trees is not None and self.trees.commits(step)
+        self.executor.run(self.plan.builder.flush(self._pending), state, quiet=quiet)
+        self._pending = ()
+
+    def _between(self, step: int) -> None:
+        """Make the store whole behind `step` if somebody wants that: an export, or a stop."""
+        if not self.boundary.is_wanted:
+            return
+        if self.trees is None:
+            self._flush(step)
+            self.commits.drain()
+        elif self.trees.step != step:
+            self._commit_tree(step)
+        self.boundary.serve(step)
+
+    def _commit_tree(self, step: int) -> None:
+        """Commit behind a step for which that was not planned (commit_every > 1)."""
+        assert self.trees is not None
+        self.trees.include(step)
+        if self._pending:
+            self._flush(step, quiet=True)
+        else:
+            state = self._state(step)
+            state.update_step, state.ledger = step, self._ledger
+            self.executor.run(self.plan.builder.store(), state, quiet=True)
+        self.trees.switch(step)
+
+    def _save_what_is_done(self, stop: StoppedBySignal) -> None:
+        """Before stopping: do the pending updates that the program has not come to.
+
+        With commit_every > 1 they would not be committed, unless the stop is between two steps.
+        """
+        whole = self.boundary.whole
+        if self.trees is not None and (whole is None or whole == self.trees.step):
+            return
+        if self._running is not None:
+            rest = self._updates_left()
+            self._running.updated.update(rest)
+            self.executor.run(self.plan.builder.flush(rest), self._running, quiet=True)
+            self._pending = ()
+        if self.trees is not None and whole is not None:
+            self._commit_tree(whole)
+            stop.args = (
+                f"stopped after step {whole}, which is committed; run the same command to go on",
+            )
+
+    def _updates_left(self) -> list[int]:
+        """Return the segments whose pending update the program that runs has not come to."""
+        if self._running is None:
+            return []
+        return [k for k in self._pending if k not in self._running.updated]
+
+    def _complete_metrics(self, done: int) -> None:
+        """Cut lines of steps that will be done again; write the last one's if a kill lost it."""
+        self.metrics.cut_after(done)
+        last = self.metrics.last_step() or 0
+        if last < done - 1:
+            self.note(
+                f"{self.metrics.path} lacks the lines of steps {last + 1} to {done - 1}, which "
+                "somebody has removed; nothing else depends on them"
+            )
+        losses = self.position.finished.in_order()
+        if done and (self.metrics.last_step() or 0) < done and losses:
+            norm = global_norm(self.position.finished, list(self.plan.captured.model.parameters))
+            row = StepMetrics(
+                step=done,
+                loss=step_loss(losses, self.weights.of_step(done)),
+                lr=self._lr(done),
+                grad_norm=float(norm),
+                tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
+                step_s=0.0,
+                ended_at=time_stamp(),
+                eval_loss=self._evaluate(done),
+                resumed=True,
+            )
+            self.metrics.append(row)
+
+    def _evaluate(self, step: int) -> float | None:
+        """Return the held-out loss after `step` when it is due."""
+        evaluation = self.evaluation
+        if evaluation is None or step % evaluation.every:
+            return None
+        self._flush(step)
+        weights, program = evaluation.weights, self.plan.builder.evaluation()
+        state = StepState(
+            step=step,
+            load=weights.batch,
+            update_step=step,
+            lr=0.0,
+            batch_weights=weights.by_batch(),
+        )
+        self.executor.run(program, state, self._following(step))
+        return weights.loss(state.ledger.in_order())
+
+    def _following(self, step: int) -> Program:
+        return self.plan.step if step < self.config.train.steps else ()
+
+    def _lr(self, step: int) -> float:
+        optimizer = self.config.optimizer
+        return learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
+
+    def _counters(self) -> Counters:
+        return Counters.of(self.tier, self.io)
+
+    def _peak_host_bytes(self) -> int:
+        from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak
+
+        peak = peak_resident_bytes() - self.plan.base_bytes
+        reset_peak()
+        return max(peak, 0)
+
+    def _roofline(self, moved: Counters, state: StepState, step_s: float) -> float | None:
+        floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s)
+        return None if floor_s is None else min(1.0, floor_s / step_s)

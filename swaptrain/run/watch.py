@@ -1,0 +1,66 @@
+"""Follows the instructions of a run: for whoever looks on, and for a signal that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from swaptrain.observe.progress import Progress
+from swaptrain.observe.step_metrics import StepMetrics
+from swaptrain.observe.trace import TraceFile
+from swaptrain.program.instructions import Instruction
+from swaptrain.run.signals import StopRequest
+
+__all__ = ["Watch"]
+
+_PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
+    "load": "forward",
+    "forward": "forward",
+    "turn": "backward",
+    "backward": "backward",
+    "keep": "backward",
+    "settle": "update",
+    "update": "update",
+    "store": "update",
+    "evaluate": "eval",
+}
+
+
+class Watch:
+    """Shows where a step is, and lets a signal end the run behind an instruction.
+
+    With `trace` it also writes what happened when.
+    """
+
+    def __init__(
+        self,
+        stop: StopRequest,
+        progress: Progress,
+        segments: int,
+        step: Callable[[], int],
+        trace: TraceFile | None = None,
+    ) -> None:
+        """Take who is told; `step` returns the number of the step that runs."""
+        self._stop, self._progress = stop, progress
+        self._segments, self._step, self._trace = segments, step, trace
+
+    def begin(self, instruction: Instruction) -> None:
+        """Say what a signal would wait for."""
+        self._stop.doing(f"segment {max(1, instruction.segment)}/{self._segments}")
+        if self._trace is not None:
+            self._trace.instruction_begins()
+
+    def tick(self, instruction: Instruction) -> None:
+        """Show where the step is; raise StoppedBySignal if a signal came."""
+        k = instruction.segment
+        if k:
+            phase = _PHASES[instruction.operation]
+            self._progress.tick(self._step(), phase, k - 1, self._segments)
+        what = f"{instruction.operation} of segment {k}/{self._segments}"
+        self._stop.check_after(what if k else "loading a batch")
+
+    def step_done(self, metrics: StepMetrics) -> None:
+        """Show the line of a finished step."""
+        self._progress.step_done(metrics)
+        if self._trace is not None:
+            self._trace.step_done()

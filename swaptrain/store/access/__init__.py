@@ -1,0 +1,4 @@
+"""Who may write to a run directory, and where its paths may lead.
+
+Enter at `lock.RunLock` and `containment.check_contained`. May import `store.disk` and `errors`.
+"""

@@ -1,0 +1,149 @@
+"""What the records of a run vouch for: the files of one slot, or of what a step still needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from swaptrain.errors import DamagedStoreError, Where
+from swaptrain.store.check.scan import Chunk
+from swaptrain.store.format.root import live_link
+from swaptrain.store.slots.array_files import ArrayFiles
+from swaptrain.store.slots.slot import Slot, frozen_slot
+
+__all__ = ["Unit", "frozen_unit", "live_unit", "slot_unit", "spilled_unit"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The chunks that one record names, and what is wrong without a look at them."""
+
+    title: str
+    """What it is beside a segment's live state: "frozen", "hand-off", "snapshot of step 9", ..."""
+    segment: int
+    path: Path
+    """The slot, or the record's file."""
+    stamp: object
+    """Equal as long as the same record of the same slot names the same bytes."""
+    record: Mapping[str, Any] | None
+    """None where it does not verify."""
+    chunks: tuple[Chunk, ...]
+    damages: tuple[DamagedStoreError, ...]
+    again: Callable[[], Unit | None]
+    """Looks once more: at what has the place now, None if nothing has."""
+
+    @property
+    def version(self) -> int | None:
+        """The step after which the bytes are as they are."""
+        return None if self.record is None else int(self.record["version"])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunks, as far as the metadata says them."""
+        return sum(chunk.size_bytes or 0 for chunk in self.chunks)
+
+
+def live_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
+    """Return the live state of a segment."""
+    link = live_link(run_dir, segment)
+
+    def again() -> Unit:
+        return live_unit(run_dir, segment, fingerprint)
+
+    try:
+        path = run_dir / "slots" / Path(os.readlink(link)).name
+    except OSError:
+        damage = DamagedStoreError("a segment's live name is missing", segment=segment, path=link)
+        return Unit("", segment, link, (link, None), None, (), (damage,), again)
+    return slot_unit("", Slot(path), segment, fingerprint, again, link=link)
+
+
+def frozen_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
+    """Return the frozen parameters of a segment."""
+    slot = frozen_slot(run_dir, segment)
+    return slot_unit(
+        "frozen", slot, segment, fingerprint, lambda: frozen_unit(run_dir, segment, fingerprint)
+    )
+
+
+def slot_unit(
+    title: str,
+    slot: Slot,
+    segment: int,
+    fingerprint: str | None,
+    again: Callable[[], Unit | None],
+    *,
+    link: Path | None = None,
+) -> Unit:
+    """Return what the record of a slot vouches for; by its name `link` it is of that segment."""
+    path = slot.path
+
+    def damaged(error: DamagedStoreError, stamp: object) -> Unit:
+        found = error.within(Where(segment=segment))
+        return Unit(title, segment, path, (path, stamp), None, (), (found,), again)
+
+    if not path.is_dir():
+        text = "a segment's slot is missing: is its disk there?"
+        return damaged(DamagedStoreError(text, path=path), None)
+    try:
+        record = slot.read_unfitted(segment, link=link)
+    except DamagedStoreError as error:
+        return damaged(error, _digest(slot.record_path))
+    if fingerprint is not None and record["fingerprint"] != fingerprint:
+        text = "a slot belongs to another model"
+        return damaged(DamagedStoreError(text, path=slot.record_path), record)
+    damages = tuple(slot.damaged_arrays(record))
+    wrong = {error.array for error in damages}
+    chunks = tuple(
+        chunk
+        for name, sums in record["checksums"].items()
+        for chunk in _chunks(segment, path / name, sums, trusted=name not in wrong)
+    )
+    return Unit(title, segment, path, (path, record), record, chunks, damages, again)
+
+
+def spilled_unit(
+    title: str,
+    segment: int,
+    record_path: Path,
+    record: Mapping[str, Any],
+    arrays: Sequence[tuple[Path, int | None, Sequence[int]]],
+    again: Callable[[], Unit | None],
+) -> Unit:
+    """Return what a record says of arrays, or rows of them, outside the slots."""
+    chunks = tuple(
+        chunk
+        for path, row, sums in arrays
+        # The metadata of what is spilled is written anew at every opening: nothing vouches for it.
+        for chunk in _chunks(segment, path, sums, trusted=False, row=row)
+    )
+    return Unit(title, segment, record_path, record, record, chunks, (), again)
+
+
+def _chunks(
+    segment: int, path: Path, sums: Sequence[int], *, trusted: bool, row: int | None = None
+) -> Iterator[Chunk]:
+    """Yield the chunks of an array; without trust in its metadata their size is open."""
+    size_bytes = None
+    if trusted:
+        try:
+            size_bytes = ArrayFiles.open(path).chunk_bytes
+        except DamagedStoreError:
+            size_bytes = None  # a run that ends deletes spares, as this slot may be one by now
+    folder = path / "c" if row is None else path / "c" / str(row)
+    for number, checksum in enumerate(sums):
+        where = Where(segment, path.name, number)
+        yield Chunk(where, folder / str(number), checksum, size_bytes)
+
+
+def _digest(path: Path) -> int | None:
+    """Return the xxh3-64 of a small file, None where it cannot be read."""
+    try:
+        return xxhash.xxh3_64_intdigest(path.read_bytes())
+    except OSError:
+        return None

@@ -1,0 +1,296 @@
+"""Checks everything that a run would go on from, and its snapshots, without disturbing a writer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.store.check.claims import Unit, frozen_unit, live_unit, slot_unit
+from swaptrain.store.check.exchanged_records import is_doubted, untrue_record
+from swaptrain.store.check.findings import Finding, Verification
+from swaptrain.store.check.position import StorePosition, store_position
+from swaptrain.store.check.scan import Chunk, Scanner
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.origin import read_origin
+from swaptrain.store.format.root import (
+    RootRecord,
+    damaged_buffers,
+    lost_root,
+    read_root,
+    segments_directory,
+    tree_directory,
+)
+from swaptrain.store.slots.slot import Slot
+from swaptrain.store.slots.snapshots import GOING_BACK, Snapshot, list_snapshots
+
+__all__ = ["Verifier", "check_run"]
+
+_TRIES = 12
+_PAUSE_S = 0.05
+_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def check_run(run_dir: Path) -> None:
+    """Raise ConfigError for a directory in which nothing is of a run."""
+    if not any((run_dir / name).exists() for name in ("store", "trees", "config.yaml")):
+        raise ConfigError(
+            f"{run_dir} is no run: it has neither store/ nor config.yaml; give the run.dir of a "
+            "config"
+        )
+
+
+class Verifier:
+    """One look at a run directory.
+
+    Nothing is locked: what does not verify is looked at again until its record has stayed the same
+    over two readings of the bytes, since a commit may have come between.
+    """
+
+    def __init__(
+        self, run_dir: Path, io: DirectIO, *, watch: Callable[[int, int], None] = lambda *_: None
+    ) -> None:
+        """`watch` is called with the bytes read and those that are to be read in all."""
+        self._run_dir, self._io, self._watch = run_dir.absolute(), io, watch
+        self._root: RootRecord | None = None
+        self._total = 0
+        self._done: dict[Path, tuple[object, bool]] = {}
+        """By slot: the stamp that was checked, and whether all was well."""
+        self._doubted: set[Path] = set()
+        """Slots whose record may be another one."""
+        self.result = Verification()
+
+    def verify(self) -> Verification:
+        """Look at all there is; raises ConfigError for what is no run, RunError."""
+        begun = time.perf_counter()
+        result = self.result
+        with Scanner(self._io) as self._scanner:
+            self._read_root()
+            live = [live_unit(self._run_dir, k, self._fingerprint) for k in self._segments("state")]
+            frozen = [
+                frozen_unit(self._run_dir, k, self._fingerprint) for k in self._segments("frozen")
+            ]
+            result.segments = len({unit.segment for unit in (*live, *frozen)})
+            if (self._run_dir / GOING_BACK).exists():
+                # Its live names are those of two steps until the next start has done the rest.
+                result.notes.append("the live state: the run is going back to a snapshot")
+                result.position, live = "on the way back to a snapshot", []
+            self._total = sum(unit.nbytes for unit in (*live, *frozen))
+            self._check([*live, *frozen])
+            self._check_static()
+            if live:
+                self._check_position()
+            self._check_snapshots()
+        try:
+            read_origin(self._run_dir)
+        except DamagedStoreError as error:
+            result.notes.append(f"where the weights came from, on which nothing depends: {error}")
+        self._note_unchecked()
+        result.seconds = time.perf_counter() - begun
+        return result
+
+    @property
+    def _fingerprint(self) -> str | None:
+        return self._root.fingerprint if self._root is not None else None
+
+    def _read_root(self) -> None:
+        run_dir = self._run_dir
+        check_run(run_dir)
+        for _ in range(_TRIES):
+            try:
+                self._root = read_root(run_dir)
+                break
+            except DamagedStoreError as error:
+                damage = error
+                time.sleep(_PAUSE_S)  # a tree may have been switched between two looks
+        else:
+            self.result.findings.append(Finding(damage, "the root"))
+            return
+        if self._root is None and (lost := lost_root(run_dir)) is not None:
+            self.result.findings.append(Finding(lost, "the root"))
+        elif self._root is None:
+            self.result.notes.append(
+                "the store was never finished: only what a first start goes on from was looked at"
+            )
+
+    def _segments(self, kind: str) -> list[int]:
+        """Return the segments that have state, or frozen parameters."""
+        if self._root is not None and all(kind in row for row in self._root.segments):
+            return [int(row["segment"]) for row in self._root.segments if row[kind]]
+        folder = self._run_dir / "static" / "frozen"
+        if kind == "state":
+            folder = segments_directory(self._run_dir)
+            if not folder.exists():
+                folder = segments_directory(self._run_dir, "a")
+        return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+    def _check(self, units: Sequence[Unit], title: str = "") -> None:
+        """Read the chunks of units; what is wrong in the end is a finding."""
+        wrong: dict[int, list[tuple[Chunk, str]]] = {}
+        for number, chunk, problem in self._scan(
+            (number, chunk) for number, unit in enumerate(units) for chunk in unit.chunks
+        ):
+            if problem is not None:
+                wrong.setdefault(number, []).append((chunk, problem))
+        for number, unit in enumerate(units):
+            found: Iterable[Finding] = ()
+            if unit.damages or number in wrong:
+                unit, found = self._settle(unit, wrong.get(number, []))
+            self.result.arrays += len({chunk.path.parent for chunk in unit.chunks})
+            self.result.findings.extend(found)
+            self._done[unit.path] = unit.stamp, not found
+
+    def _scan(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Chunk, str | None]]:
+        for number, chunk, problem in self._scanner.scan(chunks):
+            self.result.chunks += 1
+            self.result.nbytes += chunk.size_bytes or 0
+            self._watch(self.result.nbytes, max(self._total, self.result.nbytes))
+            yield number, chunk, problem
+
+    def _settle(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> tuple[Unit, list[Finding]]:
+        """Tell damage from a commit that came between two looks; return what is there now."""
+        for _ in range(_TRIES):
+            if unit.record is None:
+                time.sleep(_PAUSE_S)  # its slot may be written by a commit of another segment
+            now = unit.again()
+            if now is None:
+                return unit, []
+            chunks = [chunk for chunk, _ in wrong] if now.stamp == unit.stamp else list(now.chunks)
+            confirmed = [
+                (chunk, problem)
+                for _, chunk, problem in self._scanner.scan((0, chunk) for chunk in chunks)
+                if problem is not None
+            ]
+            if not confirmed and not now.damages:
+                return now, []
+            after = now.again()
+            if after is not None and after.stamp == now.stamp == unit.stamp:
+                return now, self._findings(now, confirmed)
+            unit, wrong = now, confirmed
+        self.result.notes.append(
+            f"{unit.title or 'state'} of segment {unit.segment}: changes faster than it can be read"
+        )
+        return unit, []
+
+    def _findings(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> list[Finding]:
+        findings = [Finding(damage, unit.title, unit) for damage in unit.damages]
+        if is_doubted(unit.chunks, [problem for _, problem in wrong]) and unit.path.is_dir():
+            self._doubted.add(unit.path)
+            damage = untrue_record(unit.path, unit.segment, len(wrong))
+            every = tuple(chunk for chunk, _ in wrong)
+            return [*findings, Finding(damage, unit.title, unit, every)]
+        for chunk, problem in wrong:
+            damage = DamagedStoreError(problem, path=chunk.path).within(chunk.where)
+            findings.append(Finding(damage, unit.title, unit, (chunk,)))
+        return findings
+
+    def _check_static(self) -> None:
+        """Look at the small files that no record of a slot vouches for."""
+        run_dir = self._run_dir
+        for directory in (segments_directory(run_dir), run_dir / "static" / "frozen"):
+            if self._root is not None and directory.is_dir():
+                damage = _damaged_group(directory)
+                if damage is not None:
+                    content = json.dumps(_GROUP).encode()
+                    self.result.findings.append(Finding(damage, "group", content=content))
+        if (run_dir / "static" / "buffers").is_dir():
+            for damage in damaged_buffers(run_dir):
+                self.result.findings.append(Finding(damage, "buffers"))
+        elif self._root is not None and (tree_directory(run_dir) / "buffers").is_symlink():
+            path = run_dir / "static" / "buffers"
+            damage = DamagedStoreError("a directory of the store is missing", path=path)
+            self.result.findings.append(Finding(damage, "buffers"))
+
+    def _position(self) -> StorePosition | None:
+        """Return where the run is, from records that stayed the same over two looks at all."""
+        root, before = self._root, None
+        if root is None:
+            return None
+        for _ in range(_TRIES):
+            live = {k: live_unit(self._run_dir, k, None) for k in self._segments("state")}
+            if any(unit.record is None or unit.path in self._doubted for unit in live.values()):
+                return None
+            now = store_position(self._run_dir, root, live, self._needed)
+            if before is not None and before.stamp == now.stamp:
+                return now
+            before = now
+            if root.commit_every > 1:
+                root = read_root(self._run_dir) or root
+        self.result.notes.append(
+            "what the step in progress needs changes faster than it can be read: not checked"
+        )
+        return None
+
+    def _needed(self, title: str, segment: int) -> Unit | None:
+        position = self._position()
+        units = position.needed if position is not None else ()
+        return next((u for u in units if (u.title, u.segment) == (title, segment)), None)
+
+    def _check_position(self) -> None:
+        position = self._position()
+        if position is None:
+            return
+        self.result.position = position.text()
+        self.result.findings += [Finding(damage) for damage in position.damages]
+        self._total = self.result.nbytes + sum(unit.nbytes for unit in position.needed)
+        self._check(position.needed)
+
+    def _check_snapshots(self) -> None:
+        """Read what snapshots hold beside the live slots."""
+        for snapshot in list_snapshots(self._run_dir):
+            title = f"snapshot of step {snapshot.step}"
+            try:
+                slots = dict(snapshot.slots)
+                _ = snapshot.record
+            except DamagedStoreError as error:
+                if snapshot.path.is_dir():
+                    self.result.findings.append(Finding(error, title))
+                    self.result.snapshots[snapshot.step] = False
+                continue
+            units = [self._snapshot_unit(title, snapshot, slot, k) for k, slot in slots.items()]
+            for unit in units:
+                if unit.version not in (None, snapshot.step):
+                    text = f"a slot of the snapshot is of step {unit.version}"
+                    damage = DamagedStoreError(text, segment=unit.segment, path=unit.path)
+                    self.result.findings.append(Finding(damage, title, unit))
+            fresh = [u for u in units if self._done.get(u.path, (None, False))[0] != u.stamp]
+            self._total = self.result.nbytes + sum(unit.nbytes for unit in fresh)
+            self._check(fresh)
+            if snapshot.path.is_dir():  # not dropped meanwhile
+                self.result.snapshots[snapshot.step] = all(
+                    self._done[u.path][1] and u.version == snapshot.step for u in units
+                )
+
+    def _snapshot_unit(self, title: str, snapshot: Snapshot, slot: Slot, k: int) -> Unit:
+        def again() -> Unit | None:
+            return make() if snapshot.path.is_dir() else None
+
+        def make() -> Unit:
+            return slot_unit(title, slot, k, self._fingerprint, again)
+
+        return make()
+
+    def _note_unchecked(self) -> None:
+        """Say what was not looked at, and why that does no harm."""
+        folder = self._run_dir / "slots"
+        spares = [path for path in folder.glob("*") if path not in self._done]
+        notes = self.result.notes
+        if spares:
+            notes.append(
+                f"{len(spares)} spare slots: nothing believes them before they are written"
+            )
+        if (self._run_dir / "spill").is_dir():
+            notes.append("what else lies in spill/: a run that goes on computes it again")
+
+
+def _damaged_group(directory: Path) -> DamagedStoreError | None:
+    """Return what is wrong with a zarr group that has no attributes."""
+    path = directory / "zarr.json"
+    try:
+        if json.loads(path.read_bytes()) == _GROUP:
+            return None
+    except (OSError, ValueError):
+        pass
+    return DamagedStoreError("a group's metadata is missing or damaged", path=path)

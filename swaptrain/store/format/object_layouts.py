@@ -1,0 +1,221 @@
+"""The layout of every object of a run: where its tensors lie, in its slab and in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
+from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.model import ModelSpec
+from swaptrain.program.state_arrays import (
+    StateShapes,
+    accumulator_tensors,
+    frozen_arrays,
+    only_updates_read,
+    parameter_tensor,
+    segment_arrays,
+)
+from swaptrain.program.tensors import ITEMSIZE, TensorSpec
+from swaptrain.store.format.layout import ArrayLayout, SegmentLayout, lay_out
+
+__all__ = ["Layouts"]
+
+
+_MOST_PARTS = 16
+"""Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
+
+
+class Layouts:
+    """The layouts of a cut model's state, accumulators, values and gradients."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        *,
+        compute_dtype: str,
+        state_shapes: StateShapes,
+        elementwise: bool,
+        chunk_bytes: int,
+        micro_batches: int,
+        evaluations: Sequence[EvaluationSpec] = (),
+    ) -> None:
+        """Lay out what the arguments say; `elementwise` updates can be done in parts."""
+        self.model, self.compute_dtype = model, compute_dtype
+        self._evaluations = evaluations
+        self.chunk_bytes = chunk_bytes
+        self.parts: dict[int, int] = {}
+        """By segment that is updated in several parts: in how many."""
+        self._per_part: dict[int, int] = {}
+        """By such a segment: the chunks of a part; the last one may have fewer."""
+        self._of_parts: dict[ObjectKey, ArrayLayout] = {}
+        self.state: dict[int, SegmentLayout] = {}
+        self.frozen: dict[int, SegmentLayout] = {}
+        self.accumulators: dict[int, ArrayLayout] = {}
+        self.saved: dict[int, ArrayLayout] = {}
+        """By segment: what autograd saves in a forward, where that was measured."""
+        for segment in model.segments:
+            k = segment.index
+            state = segment_arrays(model, segment, compute_dtype, state_shapes)
+            if state:
+                self.state[k] = self._state(k, state, elementwise)
+            frozen = frozen_arrays(model, segment, compute_dtype)
+            if frozen:
+                self.frozen[k] = self._segment(frozen)
+            gradients = accumulator_tensors(model, segment, micro_batches)
+            if gradients:
+                self.accumulators[k] = self._array("gradient", gradients)
+
+    @cached_property
+    def values(self) -> Mapping[str, ArrayLayout]:
+        """By object name: values that somebody reads, and the buffers kept for recomputation."""
+        layouts = {
+            value.name: self._array(value.name, [value.tensor])
+            for value in self.model.values.values()
+            if value.readers
+        }
+        for k, state in self.state.items():
+            for array in state.arrays:
+                if array.name.startswith("buffers_"):
+                    layouts[f"before.{array.name}.{k}"] = array
+        return layouts
+
+    @cached_property
+    def evaluated(self) -> Mapping[str, ArrayLayout]:
+        """By object name: the values of an evaluation that somebody reads."""
+        return {
+            value.name: self._array(value.name, [value.tensor])
+            for graph in self._evaluations
+            for value in graph.values.values()
+            if value.readers
+        }
+
+    @property
+    def evaluated_batches(self) -> int:
+        """How many batches an evaluation has."""
+        return sum(graph.batches for graph in self._evaluations)
+
+    @cached_property
+    def gradients(self) -> Mapping[str, ArrayLayout]:
+        """By object name: values that get a gradient, and parameters that several segments read."""
+        layouts = {
+            value.name: self._array(value.name, [value.gradient_tensor])
+            for value in self.model.values.values()
+            if value.gradient and value.readers
+        }
+        for segment in self.model.segments:
+            for name in segment.parameters:
+                shared = self.model.owner[name] != segment.index
+                if shared and self.model.parameters[name].trainable:
+                    tensor = self.model.parameters[name].tensor.without_holes()
+                    layouts[parameter_tensor(name)] = self._array(parameter_tensor(name), [tensor])
+        return layouts
+
+    def note_saved(self, segment: int, saved_bytes: int) -> None:
+        """Take note of what autograd saves in a forward of the segment, in bytes."""
+        tensor = TensorSpec("saved", (max(1, saved_bytes),), (1,), "uint8")
+        self.saved[segment] = self._array("saved", [tensor])
+
+    def forget_saved(self, segments: Iterable[int]) -> None:
+        """Take back what was noted: these segments are not to save anything."""
+        for segment in segments:
+            self.saved.pop(segment, None)
+
+    @property
+    def updated(self) -> list[int]:
+        """The segments whose state an update changes."""
+        return [k for k, arrays in self.state_arrays.items() if arrays]
+
+    @cached_property
+    def state_arrays(self) -> dict[int, Sequence[str]]:
+        """By segment: the names of the arrays that its update changes."""
+        return {
+            segment.index: [a.name for a in self.state[segment.index].arrays]
+            if segment.index in self.state
+            else []
+            for segment in self.model.segments
+        }
+
+    def array(self, key: ObjectKey) -> ArrayLayout:
+        """Return the layout of an object."""
+        if key.kind is Kind.STATE:
+            holder = self.frozen if key.name.startswith("frozen") else self.state
+            whole = holder[key.segment].array(key.name)
+            if key.part < 0:
+                return whole
+            if key not in self._of_parts:
+                self._of_parts[key] = whole.part(*self.chunks_of(key))
+            return self._of_parts[key]
+        if key.kind is Kind.ACCUMULATOR:
+            return self.accumulators[key.segment]
+        if key.kind is Kind.GRADIENT:
+            return self.gradients[key.name]
+        if key.kind is Kind.SAVED:
+            return self.saved[key.segment]
+        if key.name.startswith("before."):
+            return self.values[f"{key.name}.{key.segment}"]
+        return (self.evaluated if is_evaluated(key.name) else self.values)[key.name]
+
+    def chunks_of(self, key: ObjectKey) -> tuple[int, int]:
+        """Return the first chunk of a part of an array, and how many there are."""
+        chunks, count = self.state[key.segment].array(key.name).chunks, self._per_part[key.segment]
+        return key.part * count, min(count, chunks - key.part * count)
+
+    def state_keys(self, segment: int, array: str) -> list[ObjectKey]:
+        """Return the objects that an array of a segment's state, or a frozen one, consists of."""
+        if segment not in self.parts or not only_updates_read(array):
+            return [ObjectKey(Kind.STATE, array, segment)]
+        return [
+            ObjectKey(Kind.STATE, array, segment, part=part) for part in range(self.parts[segment])
+        ]
+
+    def size_bytes(self, key: ObjectKey) -> int:
+        """Return the bytes of an object's slab."""
+        return self.array(key).nbytes
+
+    def _state(
+        self, k: int, arrays: Mapping[str, list[TensorSpec]], elementwise: bool
+    ) -> SegmentLayout:
+        """Lay out a segment's state; note the parts that its update can be done in.
+
+        A part is the same elements of every array that only updates read. So these must hold the
+        same dense tensors, and the optimizer treat each element by itself. Weights with holes are
+        updated whole: there a part would be other elements than those of the rest.
+        """
+        rest = {name: tensors for name, tensors in arrays.items() if only_updates_read(name)}
+        shapes = {
+            tuple((t.name, t.extent) for t in tensors if t.extent == t.numel)
+            for tensors in rest.values()
+        }
+        widths = [ITEMSIZE[tensors[0].dtype] for tensors in rest.values()]
+        alike = len(shapes) == 1 and len(next(iter(shapes))) == len(next(iter(rest.values())))
+        holes = any(
+            not tensor.is_dense
+            for name, tensors in arrays.items()
+            if name.startswith("weights")
+            for tensor in tensors
+        )
+        if holes or not (elementwise and alike):
+            return self._segment(arrays)
+        widest = max(widths)
+        layout = SegmentLayout(
+            tuple(
+                self._array(name, tensors, widest=widest if name in rest else 0)
+                for name, tensors in sorted(arrays.items())
+            )
+        )
+        chunks = layout.array(next(iter(rest))).chunks
+        per_part = -(-chunks // _MOST_PARTS)
+        if chunks > per_part:
+            self._per_part[k], self.parts[k] = per_part, -(-chunks // per_part)
+        return layout
+
+    def _segment(self, arrays: Mapping[str, list[TensorSpec]]) -> SegmentLayout:
+        return SegmentLayout(
+            tuple(self._array(name, tensors) for name, tensors in sorted(arrays.items()))
+        )
+
+    def _array(self, name: str, tensors: Sequence[TensorSpec], *, widest: int = 0) -> ArrayLayout:
+        return lay_out(
+            name, tensors[0].dtype, tensors, chunk_limit_bytes=self.chunk_bytes, widest=widest
+        )

@@ -1,0 +1,249 @@
+"""The root of a run's zarr hierarchy: written last at creation, read first afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+import zarr
+from numpy.typing import NDArray
+
+from swaptrain.errors import ConfigError, DamagedStoreError, Where
+from swaptrain.store.disk.durable_files import (
+    existing_parent,
+    flush_directory,
+    flush_file_system,
+    free_bytes,
+    make_directory,
+    replace_link,
+    run_error,
+    write_aside,
+)
+from swaptrain.store.disk.flush import file_system_type
+from swaptrain.store.format.bfloat16 import numpy_dtype, register
+from swaptrain.store.format.record import encode_record, read_record
+from swaptrain.store.format.schema import check_root
+from swaptrain.store.format.schema_static import check_static, check_static_array
+
+__all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
+__all__ += ["link_static", "live_link", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
+__all__ += ["segments_directory", "tree_directory", "write_buffers"]
+
+FORMAT = 2
+"""The version of what is on disk; a store of another one is refused."""
+
+_MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
+
+
+@dataclass(frozen=True)
+class RootRecord:
+    """What holds for the life of a store."""
+
+    fingerprint: str
+    """Digest of the captured graph and of the cut."""
+    segments: list[dict[str, Any]]
+    """The segment table: one JSON-ready row per segment, in order."""
+    commit_every: int = 1
+    choices: dict[str, Any] = field(default_factory=dict)
+    """What was chosen at creation: the update's device, thread counts, kernels, versions."""
+    step: int = 0
+    """The committed step, for a store with commit_every > 1 (else the slots' records say it)."""
+    format: int = FORMAT
+
+
+def tree_directory(run_dir: Path, tree: str | None = None) -> Path:
+    """Return the directory of the hierarchy: `RUN/store`, or one of the two trees."""
+    return run_dir / "store" if tree is None else run_dir / "trees" / tree
+
+
+def segments_directory(run_dir: Path, tree: str | None = None) -> Path:
+    """Return the directory of the live names."""
+    return tree_directory(run_dir, tree) / "segments"
+
+
+def live_link(run_dir: Path, segment: int, tree: str | None = None) -> Path:
+    """Return a segment's live name, a link to its slot."""
+    return segments_directory(run_dir, tree) / f"{segment:03d}"
+
+
+def ensure_group(path: Path) -> None:
+    """Make sure that a directory is a zarr group, durably."""
+    make_directory(path)
+    file = path / "zarr.json"
+    content = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+    if not file.exists():
+        write_aside(file, content)
+
+
+def create_root(run_dir: Path, record: RootRecord, *, tree: str | None = None) -> None:
+    """Write the root's zarr.json, durably: the store exists from this moment on.
+
+    With a tree this is also how a committing step is recorded, before `Slots.switch_tree`.
+    """
+    directory = tree_directory(run_dir, tree)
+    make_directory(directory)
+    flush_directory(directory)
+    write_aside(directory / "zarr.json", encode_record(asdict(record)))
+    flush_directory(directory.parent)
+    flush_directory(run_dir)
+
+
+def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
+    """Return the root's record; None where the creation of the store was never finished.
+
+    Raises DamagedStoreError when it does not verify or says what no root can say, ConfigError when
+    its format is another one.
+    """
+    path = tree_directory(run_dir, tree) / "zarr.json"
+    if not path.exists():
+        return None
+    attributes = read_record(path)
+    number = attributes.get("format")
+    if type(number) is int and number != FORMAT:
+        raise ConfigError(
+            f"the store {path.parent} has format {number}, this swaptrain reads "
+            f"format {FORMAT}: use the version that made it, or start over with --fresh"
+        )
+    check_root(attributes, path)
+    try:
+        return RootRecord(**attributes)
+    except TypeError as error:
+        raise DamagedStoreError("the root's record has unknown keys", path=path) from error
+
+
+def lost_root(run_dir: Path) -> DamagedStoreError | None:
+    """Return what is wrong with a store whose root is not there, if a step was ever committed.
+
+    A store without a root is one whose creation goes on, and writes the initial weights again.
+    """
+    directories = (segments_directory(run_dir), *run_dir.glob("trees/*/segments"))
+    for link in (link for directory in directories for link in directory.glob("*")):
+        try:
+            version = read_record(link / "zarr.json")["version"] if link.is_symlink() else 0
+        except DamagedStoreError:
+            continue  # not written to its end
+        if version > 0:
+            return DamagedStoreError(
+                f"the root's record is missing, but a segment is at step {version}",
+                path=tree_directory(run_dir) / "zarr.json",
+            )
+    return None
+
+
+def write_buffers(
+    run_dir: Path, buffers: Mapping[str, NDArray[Any]], *, name: str = "buffers"
+) -> None:
+    """Write tensors that never change as plain zarr arrays of the group `buffers`, durably.
+
+    They lie in `RUN/static`, which every tree links to. Raises RunError.
+    """
+    register()
+    directory = run_dir / "static" / name
+    make_directory(directory.parent)
+    try:
+        group = zarr.open_group(directory, mode="w", zarr_format=3)
+        for key, value in buffers.items():
+            # A copy in row-major order; ascontiguousarray would turn 0-D into 1-D.
+            # All chunks are written, also of zeros: what is on the disk says how large it is.
+            group.create_array(
+                key,
+                data=np.array(value, order="C"),
+                compressors=None,
+                config={"write_empty_chunks": True},
+            )
+        sums = {
+            str(file.relative_to(directory)): xxhash.xxh3_64_intdigest(file.read_bytes())
+            for file in sorted(directory.rglob("*"))
+            if file.is_file() and file.parent != directory
+        }
+        (directory / "zarr.json").write_bytes(encode_record({"checksums": sums}))
+    except OSError as error:
+        needed_bytes = sum(value.nbytes for value in buffers.values())
+        raise run_error(error, directory, "write", needed_bytes) from error
+    flush_file_system(directory)
+    link_static(run_dir, name)
+
+
+def read_buffers(run_dir: Path, *, name: str = "buffers") -> dict[str, NDArray[Any]]:
+    """Return the arrays that `write_buffers` wrote; none if it was never called.
+
+    Raises DamagedStoreError.
+    """
+    register()
+    directory = run_dir / "static" / name
+    if not directory.exists():
+        return {}
+    for damage in damaged_buffers(run_dir, name=name):
+        raise damage
+    # Every array has been checked by itself; a consolidated copy of the metadata has not.
+    group = zarr.open_group(directory, mode="r", zarr_format=3, use_consolidated=False)
+    return {
+        key: np.asarray(array[...]).astype(numpy_dtype(str(array.metadata.to_dict()["data_type"])))
+        for key, array in group.arrays()
+    }
+
+
+def damaged_buffers(run_dir: Path, *, name: str = "buffers") -> Iterator[DamagedStoreError]:
+    """Yield what is wrong with the files that `write_buffers` wrote, by their record."""
+    directory = run_dir / "static" / name
+    try:
+        record = read_record(directory / "zarr.json")
+        check_static(record, directory)
+    except DamagedStoreError as error:
+        yield error.within(Where(array=name))
+        return
+    sums = record["checksums"]
+    there = {
+        str(file.relative_to(directory))
+        for file in directory.rglob("*")
+        if file.is_file() and file.parent != directory
+    }
+    wrong = {Path(relative).parts[0] for relative in there ^ sums.keys()}
+    for relative in sorted(there - sums.keys()):
+        yield DamagedStoreError("a file has no checksum", array=name, path=directory / relative)
+    for relative in sorted(sums.keys() - there):
+        path = directory / relative
+        yield DamagedStoreError("a file of the store is missing", array=name, path=path)
+    for relative in sorted(there & sums.keys()):
+        expected = sums[relative]
+        file = directory / relative
+        array = f"{name}/{Path(relative).parts[0]}"
+        try:
+            found = xxhash.xxh3_64_intdigest(file.read_bytes())
+        except OSError as error:
+            raise run_error(error, file, "read") from error
+        if found != expected:
+            wrong.add(Path(relative).parts[0])
+            yield DamagedStoreError("a checksum is wrong", array=array, path=file)
+    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+        if folder.name in wrong:
+            continue
+        try:
+            check_static_array(folder)
+        except DamagedStoreError as error:
+            yield error.within(Where(array=f"{name}/{folder.name}"))
+
+
+def link_static(run_dir: Path, name: str) -> None:
+    """Let a group of `RUN/static` appear in the hierarchy of every tree."""
+    trees = [d for d in (run_dir / "trees").glob("*") if d.is_dir()] or [run_dir / "store"]
+    for tree in trees:
+        make_directory(tree)
+        up = "../" * len(tree.relative_to(run_dir).parts)
+        replace_link(tree / name, f"{up}static/{name}")
+
+
+def refuse_tmpfs(path: Path) -> None:
+    """Raise ConfigError when `path` lies, or would lie, on a file system that is RAM."""
+    parent = existing_parent(path)
+    kind = _MEMORY_FILE_SYSTEMS.get(file_system_type(parent) or 0)
+    if kind is not None:
+        raise ConfigError(
+            f"{path} lies on {kind}, which is RAM: set run.dir (or store.paths) to a directory on "
+            "an SSD"
+        )

@@ -1,0 +1,90 @@
+"""The segments of a store as their live names and records say, checked against the root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swaptrain.errors import DamagedStoreError
+from swaptrain.store.format.root import RootRecord, live_link
+from swaptrain.store.slots.slot import Slot, frozen_slot
+
+__all__ = ["Held", "check_held", "held_segment", "held_segments"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the disk holds of one segment."""
+
+    segment: int
+    state: Slot | None
+    """The live slot, under its own name: a switch does not change what it is."""
+    frozen: Slot | None
+    link: Path | None = None
+    """The live name that led to `state`."""
+    record: dict[str, Any] | None = None
+    """Of `state`, once it was read."""
+    frozen_record: dict[str, Any] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The step after which the state is as it is; None where nothing is ever updated."""
+        return None if self.record is None else int(self.record["version"])
+
+    def read(self) -> Held:
+        """Return the same with its records.
+
+        Raises DamagedStoreError where one is not whole or is another segment's.
+        """
+        k, state, frozen = self.segment, self.state, self.frozen
+        return replace(
+            self,
+            record=state.read_record(k, link=self.link) if state is not None else None,
+            frozen_record=frozen.read_record(k) if frozen is not None else None,
+        )
+
+
+def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
+    """Return every segment's live slot and frozen parameters with their records, in order.
+
+    Raises DamagedStoreError when a record does not verify, is of another segment or model, or when
+    any parameter of the root's table is missing.
+    """
+    held = []
+    for row in root.segments:
+        found = held_segment(run_dir, row["segment"]).read()
+        check_held(found, root)
+        held.append(found)
+    return held
+
+
+def held_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> Held:
+    """Return the places of a segment in a tree, or in the live one, unread."""
+    link = live_link(run_dir, segment, tree)
+    frozen = frozen_slot(run_dir, segment)
+    return Held(
+        segment,
+        Slot(run_dir / "slots" / link.readlink().name) if link.is_symlink() else None,
+        frozen if frozen.path.is_dir() else None,
+        link,
+    )
+
+
+def check_held(held: Held, root: RootRecord) -> None:
+    """Raise DamagedStoreError unless the records are the model's and have all its parameters."""
+    k = held.segment
+    names: set[str] = set()
+    for slot, record in ((held.state, held.record), (held.frozen, held.frozen_record)):
+        if slot is None or record is None:
+            continue
+        if record["fingerprint"] != root.fingerprint:
+            raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
+        names.update(
+            row["name"] for row in record["table"] if row["array"].startswith(("weights", "frozen"))
+        )
+    missing = [name for name in root.segments[k - 1]["parameters"] if name not in names]
+    if missing:
+        raise DamagedStoreError(
+            f"{len(missing)} parameters of a segment are missing, {missing[0]} first", segment=k
+        )

@@ -1,0 +1,173 @@
+"""Snapshots: whole earlier steps, each of which holds the slots that were live behind its step.
+
+A snapshot is made without moving a byte: `RUN/snapshots/STEP/NNN` are links to the slots that are
+live when the step is done, and a slot that a snapshot holds is not free. The commits of the next
+step go to other slots, so that the live state and the snapshot part by themselves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swaptrain.errors import DamagedStoreError
+from swaptrain.store.disk.durable_files import (
+    flush_directory,
+    make_directory,
+    run_error,
+    write_aside,
+)
+from swaptrain.store.format.record import encode_record, read_record
+from swaptrain.store.format.root import RootRecord
+from swaptrain.store.format.schema import check_snapshot
+from swaptrain.store.slots.slot import Slot
+from swaptrain.store.slots.slots import Slots
+from swaptrain.store.slots.snapshot_links import (
+    held_slots,
+    snapshot_name,
+    snapshot_paths,
+    snapshots_directory,
+)
+
+__all__ = ["GOING_BACK", "Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots"]
+__all__ += ["list_snapshots"]
+
+GOING_BACK = "going-back.json"
+"""In the run directory while a run goes back to a snapshot: the record of its step."""
+
+_RECORD = "zarr.json"
+_ASIDE = ".tmp"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A step that is kept; its directory is a zarr group of the segments, like the live one."""
+
+    path: Path
+
+    @property
+    def step(self) -> int:
+        """The step after which the state is as it is."""
+        return int(self.path.name)
+
+    @cached_property
+    def slots(self) -> dict[int, Slot]:
+        """The slots by segment; raises DamagedStoreError for a link that points to none."""
+        folder = self.path.parents[1] / "slots"
+        return {k: Slot(folder / name) for k, name in held_slots(self.path).items()}
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What is kept: step, fingerprint, commit_every, and the slots by segment.
+
+        Raises DamagedStoreError when it does not verify or the links say something else.
+        """
+        path = self.path / _RECORD
+        record = read_record(path)
+        check_snapshot(record, path)
+        links = {f"{k:03d}": slot.id for k, slot in self.slots.items()}
+        if record.get("step") != self.step or record.get("slots") != links:
+            raise DamagedStoreError("a snapshot's record does not fit its links", path=path)
+        return record
+
+
+def list_snapshots(run_dir: Path) -> list[Snapshot]:
+    """Return the snapshots of a run in the order of their steps; nothing of them is verified."""
+    return [Snapshot(path) for path in snapshot_paths(run_dir.absolute())]
+
+
+class Snapshots:
+    """Makes the snapshots of a run that is open for writing, and drops the oldest.
+
+    `every` and `last` are the config's: the step after which one is made, and how many are kept.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        segments: Sequence[int],
+        *,
+        every: int,
+        last: int,
+        root: RootRecord,
+    ) -> None:
+        self._slots, self._segments = slots, tuple(segments)
+        self._every, self._last = every, last
+        self._root = root
+
+    def due(self, step: int) -> bool:
+        """Whether a snapshot of `step` is wanted that is not there."""
+        path = snapshots_directory(self._slots.run_dir) / snapshot_name(step)
+        return step > 0 and step % self._every == 0 and not path.exists()
+
+    def make(self, step: int) -> None:
+        """Hold the live slots, whose state is that of `step`, durably; then drop the oldest.
+
+        To be called before the next commit. The new one is durable before the oldest is dropped,
+        and the oldest is durably gone before its slots are free. Raises RunError.
+        """
+        run_dir = self._slots.run_dir
+        tree = self._slots.tree()
+        held = {k: self._slots.live(k, tree=tree) for k in self._segments}
+        for k, slot in held.items():
+            if slot.read_record(k)["version"] != step:
+                raise DamagedStoreError(
+                    f"a snapshot of step {step} cannot be made: the live state is of another step",
+                    segment=k,
+                    path=slot.record_path,
+                )
+        directory = snapshots_directory(run_dir)
+        make_directory(directory)
+        path = directory / snapshot_name(step)
+        aside = path.with_name(path.name + _ASIDE)
+        record = {
+            "step": step,
+            "fingerprint": self._root.fingerprint,
+            "commit_every": self._root.commit_every,
+            "slots": {f"{k:03d}": slot.id for k, slot in held.items()},
+        }
+        try:
+            _remove(aside)
+            aside.mkdir()
+            for k, slot in held.items():
+                (aside / f"{k:03d}").symlink_to(f"../../slots/{slot.id}")
+            write_aside(aside / _RECORD, encode_record(record))  # flushes the links as well
+            aside.replace(path)
+        except OSError as error:
+            raise run_error(error, path, "make the snapshot") from error
+        self._slots.hold(path.name, [slot.id for slot in held.values()])
+        flush_directory(directory)
+        drop_snapshots(self._slots, list_snapshots(run_dir)[: -self._last])
+
+
+def drop_snapshots(slots: Slots, snapshots: Sequence[Snapshot]) -> None:
+    """Give up snapshots; only when that is durable are their slots free. Raises RunError."""
+    for snapshot in snapshots:
+        aside = snapshot.path.with_name(snapshot.path.name + _ASIDE)
+        try:
+            _remove(aside)
+            snapshot.path.replace(aside)
+        except OSError as error:
+            raise run_error(error, snapshot.path, "drop the snapshot") from error
+        flush_directory(snapshot.path.parent)
+        slots.release(snapshot.path.name)
+        _remove(aside)
+
+
+def clear_unfinished(run_dir: Path) -> None:
+    """Remove what a kill left of a snapshot that was being made or dropped."""
+    for path in snapshots_directory(run_dir).glob(f"*{_ASIDE}"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory of links and a record; no link is followed."""
+    if path.exists():
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise run_error(error, path, "delete") from error

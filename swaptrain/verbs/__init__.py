@@ -1,0 +1,5 @@
+"""The words of the command line: one file for each, and the tables that it prints.
+
+Enter at `train.train`, `plan.plan`, `inspect.inspect`, `verify.verify_run` and `export`. May import
+every room of the house; nothing but `swaptrain.cli` imports this one.
+"""

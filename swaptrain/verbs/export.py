@@ -1,0 +1,235 @@
+"""The weights of a run's last step as one safetensors file, also while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swaptrain.errors import ConfigError, DamagedStoreError, RunError
+from swaptrain.program.tensors import ITEMSIZE, TensorSpec
+from swaptrain.store.access.lock import LockOwner
+from swaptrain.store.format.bfloat16 import numpy_dtype
+from swaptrain.store.format.root import RootRecord, read_buffers
+from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.read.export_request import ExportRequest
+from swaptrain.store.read.held_segments import Held, check_held
+from swaptrain.store.read.live_store import LiveStore, look
+from swaptrain.store.read.reader import ChunkReader, read_tensor
+from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
+from swaptrain.store.slots.slot import Slot
+from swaptrain.store.slots.snapshots import list_snapshots
+from swaptrain.units import format_size
+
+__all__ = ["export_weights"]
+
+_FLOATING = {"float64", "float32", "float16", "bfloat16"}
+_TRIES = 5
+
+
+def export_weights(
+    run: Path,
+    to: Path,
+    dtype: str | None,
+    *,
+    from_step: int | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> int:
+    """Write the weights and buffers of one step to `to`, a few chunks in memory at a time.
+
+    Returns the step, of which `note` hears too.
+
+    Of a run that trains: of the end of the step in progress, where the trainer waits until they are
+    read. Of any other: of its last commit. With `from_step`: of the snapshot of that step, which
+    lets a trainer go on. Parameters keep the dtype that they were trained in,
+    unless `dtype` says otherwise; `float32` joins the two halves of split masters. Tied weights are
+    written once, under their first name. Raises ConfigError when `run` is not a run or has no store
+    yet, or `to` cannot be a file; RunError when the run was stopped inside a step, or the disk is
+    full; DamagedStoreError.
+    """
+    to = to.resolve()  # a link stays one
+    if to.is_dir():
+        raise ConfigError(f"--to {to} is a directory: name a file in it")
+    if not to.parent.is_dir():
+        raise ConfigError(f"--to {to}: there is no directory {to.parent}")
+    if not (run / "store").exists() and not (run / "config.yaml").exists():
+        raise ConfigError(f"{run} is not a run directory: it has neither store/ nor config.yaml")
+    if look(run) is None:
+        raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
+    if from_step is not None:
+        return _export_snapshot(run, to, dtype, from_step, note)
+    with ExportRequest(run, note) as request:
+        for _ in range(_TRIES):
+            owner = request.wait()
+            while (view := _view(run, owner)) is None:
+                request.renew()
+                owner = request.wait()
+            try:
+                return _write(run, to, dtype, view, note)
+            except DamagedStoreError:
+                if not view.store.has_changed():
+                    raise
+                request.renew()
+    raise RunError(
+        f"{run} changes while it is read, though no process that does so holds its lock: is it "
+        "trained from another machine? Stop that first"
+    )
+
+
+def _export_snapshot(
+    run: Path, to: Path, dtype: str | None, step: int, note: Callable[[str], None]
+) -> int:
+    store = look(run)
+    snapshots = {snapshot.step: snapshot for snapshot in list_snapshots(run)}
+    if store is None or step not in snapshots:
+        steps = ", ".join(map(str, snapshots)) or "none"
+        raise ConfigError(f"--from-step {step}: {run} has no snapshot of it; there are: {steps}")
+    snapshot = snapshots[step]
+    try:
+        held = [
+            Held(one.segment, snapshot.slots.get(one.segment), one.frozen).read()
+            for one in store.segments
+        ]
+        for one in held:
+            check_held(one, store.root)
+            if one.version not in {None, step}:
+                raise DamagedStoreError("a snapshot holds another step", segment=one.segment)
+        return _write(run, to, dtype, _View(step, replace(store, segments=tuple(held))), note)
+    except (DamagedStoreError, FileNotFoundError):
+        if snapshot.path.exists():
+            raise
+        raise RunError(
+            f"the snapshot of step {step} was dropped while it was read: take a later one"
+        ) from None
+
+
+def _write(run: Path, to: Path, dtype: str | None, view: _View, note: Callable[[str], None]) -> int:
+    tensors = {tensor.name: tensor for tensor in _tensors(run, view, dtype)}
+    size_bytes = write_safetensors(to, list(tensors.values()))
+    note(
+        f"wrote {to}: {len(tensors):,} tensors, {format_size(size_bytes)}, as they are after step "
+        f"{view.step}"
+    )
+    return view.step
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A slot and its record."""
+
+    slot: Slot
+    record: Mapping[str, Any]
+
+    def reader(self, array: str) -> ChunkReader:
+        checksums = self.record["checksums"].get(array)
+        segment = self.record["segment"]
+        if checksums is None:
+            raise DamagedStoreError("an array has no checksums", segment=segment, array=array)
+        return ChunkReader(self.slot.array(array), checksums, segment=segment)
+
+
+@dataclass(frozen=True)
+class _View:
+    """Every segment's state and frozen parameters, all of one step."""
+
+    step: int
+    store: LiveStore
+
+    @property
+    def sources(self) -> Iterator[_Source]:
+        for segment in self.store.segments:
+            if segment.state is not None and segment.record is not None:
+                yield _Source(segment.state, segment.record)
+            if segment.frozen is not None and segment.frozen_record is not None:
+                yield _Source(segment.frozen, segment.frozen_record)
+
+
+def _view(run: Path, owner: LockOwner | None) -> _View | None:
+    """Look at a store that holds still; None where it is inside a step and `owner` goes on.
+
+    Raises RunError where nobody goes on with the step.
+    """
+    store = look(run)
+    if store is None:
+        raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
+    refusal = _refusal(run, store.root, store.versions)
+    if refusal is None:
+        return _View(max(store.versions.values(), default=store.root.step), store)
+    if owner is None:
+        snapshots = list_snapshots(run)
+        if snapshots:
+            refusal += f"; or take a snapshot with --from-step {snapshots[-1].step}"
+        raise RunError(refusal)
+    return None
+
+
+def _refusal(run: Path, root: RootRecord, versions: Mapping[int, int]) -> str | None:
+    """Say why the weights are not those of one step, and what to do; None where they are."""
+    if len(set(versions.values())) > 1:
+        return (
+            f"{run} was stopped inside step {max(versions.values())}: some of its segments are a "
+            "step behind the others; go on with training until the step is done, then export"
+        )
+    if root.commit_every == 1 and all(_is_pending(run, k, v) for k, v in versions.items()):
+        return (
+            f"{run} was killed before the update of step {max(versions.values()) + 1}, whose "
+            "clipped gradients wait for it: run the training command again to go on, or stop it "
+            "with Ctrl-C, which updates first; then export"
+        )
+    return None
+
+
+def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTensor]:
+    for source in view.sources:
+        rows = source.record["table"]
+        remainders = {row["name"]: row for row in rows if row["array"] == "remainder"}
+        for row in rows:
+            kind = row["array"].partition("_")[0]
+            if kind in {"weights", "frozen"}:
+                yield _parameter(source, row, remainders.get(row["name"]), dtype)
+            elif kind == "buffers":
+                yield _parameter(source, row, None, None)
+    for name, value in read_buffers(run).items():
+        yield StreamedTensor(name, value.dtype.name, value.shape, value.nbytes, [value])
+
+
+def _is_pending(run: Path, segment: int, version: int) -> bool:
+    """Whether the gradient of the step after `version` is done and waits for its update."""
+    try:
+        record = read_kept(run / "spill" / "kept" / f"{segment:03d}" / "record.json", segment)
+    except DamagedStoreError:
+        return False  # there is none, or the writing of it was cut short
+    return int(record["version"]) == version + 1
+
+
+def _parameter(
+    source: _Source, row: dict[str, Any], remainder: dict[str, Any] | None, dtype: str | None
+) -> StreamedTensor:
+    tensor = TensorSpec(row["name"], tuple(row["shape"]), tuple(row["stride"]), row["dtype"])
+    target = dtype if dtype is not None and tensor.dtype in _FLOATING else tensor.dtype
+
+    def pieces() -> Iterator[NDArray[Any]]:
+        upper = read_tensor(source.reader(row["array"]), tensor, row["offset"])
+        if target == "float32" and remainder is not None:
+            lower = TensorSpec(tensor.name, tensor.shape, tensor.stride, "uint16")
+            rest = read_tensor(source.reader("remainder"), lower, remainder["offset"])
+            for high, low in zip(upper, rest, strict=True):
+                yield _join(high, low)
+        else:
+            for piece in upper:
+                yield piece.astype(numpy_dtype(target), copy=False)
+
+    return StreamedTensor(
+        tensor.name, target, tensor.shape, tensor.numel * ITEMSIZE[target], pieces()
+    )
+
+
+def _join(high: NDArray[Any], low: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the float32 masters whose upper halves, rounded, are `high`: the inverse of split."""
+    rounded_up = (low >= 0x8000).astype(np.uint32)
+    bits = ((high.view(np.uint16).astype(np.uint32) - rounded_up) << 16) | low
+    return bits.view(np.float32)

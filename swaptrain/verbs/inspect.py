@@ -1,0 +1,136 @@
+"""The verb `inspect`: shows a person what a run directory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from swaptrain.config.schema import Config
+from swaptrain.units import format_duration, format_size
+from swaptrain.verbs.inspect_report import RunReport, SegmentRow, read_run
+
+__all__ = ["inspect_run"]
+
+_MOST_ROWS = 48
+_UNIT_COLUMNS = 36
+
+
+def inspect_run(path: Path, *, console: Console | None = None) -> None:
+    """Show a run's config, progress, segments and last metrics; works on a running run too.
+
+    Raises ConfigError for what is no run, DamagedStoreError for a record that does not verify.
+    """
+    report = read_run(path)
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = 110
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    for name, text in _summary(report):
+        rows.add_row(name, text)
+    console.print(rows, markup=False, highlight=False)
+    if report.segments:
+        console.print(_segment_table(report.segments), highlight=False)
+    if report.rows:
+        console.print(_metrics_table(report.rows), highlight=False)
+
+
+def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
+    config = report.config
+    yield "run", str(report.path)
+    yield "model", f"{_model(config)}, {config.model.dtype}"
+    if report.origin is not None:
+        yield "began from", report.origin
+    trained = report.root.choices.get("trained") if report.root is not None else None
+    if isinstance(trained, str):
+        yield "trained", trained
+    yield "data", _data(config)
+    yield (
+        "optimizer",
+        (
+            f"{config.optimizer.name}, lr {config.optimizer.lr:g} {config.optimizer.schedule.name}"
+            + (
+                f", gradients clipped to {config.optimizer.clip_norm:g}"
+                if config.optimizer.clip_norm is not None
+                else ""
+            )
+        ),
+    )
+    yield "memory.host", format_size(config.memory.host)
+    yield "progress", report.state
+    if report.rows:
+        last = report.rows[-1]
+        yield "", f"last line of metrics: step {last.get('step')}, loss {_number(last, 'loss')}"
+    for row in report.snapshots:
+        own = f"{format_size(row.own_bytes)} of its own" if row.own_bytes else "shares its slots"
+        yield "snapshot", f"step {row.step}: {own}"
+    yield "process", f"training ({report.writer})" if report.writer else "none has the run open"
+    yield "disk", format_size(report.disk_bytes)
+
+
+def _model(config: Config) -> str:
+    if config.model.python is not None:
+        return config.model.python
+    source = config.model.hf
+    if isinstance(source, dict):
+        return str(source.get("model_type"))
+    return str(source)
+
+
+def _data(config: Config) -> str:
+    data = config.data
+    named = data.text or data.tokens or data.python
+    shown = named if isinstance(named, str) else ", ".join(str(name) for name in named or ())
+    items = "items" if data.python is not None else f"sequences of {data.sequence_length}"
+    return f"{shown}; {data.micro_batches} x {data.micro_batch} {items} a step"
+
+
+def _segment_table(segments: tuple[SegmentRow, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for name in ("segment", "unit", "tensors", "version", "slot", "MiB"):
+        right = name in ("tensors", "version", "MiB")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    hidden = range(_MOST_ROWS // 2, len(segments) - _MOST_ROWS // 2)
+    for number, row in enumerate(segments):
+        if len(segments) > _MOST_ROWS and number in hidden:
+            if number == hidden[0]:
+                table.add_row("...", f"{len(hidden)} more")
+            continue
+        unit = row.unit if len(row.unit) <= _UNIT_COLUMNS else row.unit[: _UNIT_COLUMNS - 3] + "..."
+        table.add_row(
+            str(row.index),
+            unit,
+            str(row.parameters),
+            "-" if row.version is None else str(row.version),
+            row.slot,
+            f"{row.size_bytes / 2**20:,.1f}",
+        )
+    return table
+
+
+def _metrics_table(rows: tuple[dict[str, Any], ...]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for name in ("step", "loss", "lr", "step time", "wait", "read", "written", "roofline"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row.get("step")),
+            _number(row, "loss"),
+            f"{row.get('lr') or 0:.3g}",
+            format_duration(row.get("step_s") or 0.0),
+            format_duration(row.get("io_wait_s") or 0.0),
+            format_size(row.get("read_bytes") or 0),
+            format_size(row.get("write_bytes") or 0),
+            _number(row, "roofline_fraction", digits=2),
+        )
+    return table
+
+
+def _number(row: dict[str, Any], name: str, digits: int = 4) -> str:
+    value = row.get(name)
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"

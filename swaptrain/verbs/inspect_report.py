@@ -1,0 +1,262 @@
+"""What a run directory holds, read without writing, waiting or building the model."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.store.access.lock import lock_owner
+from swaptrain.store.format.origin import origin_text
+from swaptrain.store.format.record import read_record
+from swaptrain.store.format.root import RootRecord
+from swaptrain.store.format.schema import check_intent
+from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.read.held_segments import Held
+from swaptrain.store.read.live_store import LiveStore, look
+from swaptrain.store.slots.snapshots import GOING_BACK, list_snapshots
+from swaptrain.strict_json import parse_json
+
+__all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
+
+_TAIL_BYTES = 2**16
+_TRIES = 10
+_PAUSE_S = 0.05
+_LARGEST_FIGURE = 1e30
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """One segment, as its live slot is now."""
+
+    index: int
+    unit: str
+    parameters: int
+    """Names, not elements."""
+    version: int | None
+    """The step after which the state is as it is; None where nothing is ever updated."""
+    slot: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotRow:
+    """An earlier step that is kept."""
+
+    step: int
+    own_bytes: int
+    """Of the slots that neither the live state nor a later snapshot has."""
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run directory at one moment."""
+
+    path: Path
+    config: Config
+    root: RootRecord | None
+    """None where the creation of the store was never finished."""
+    segments: tuple[SegmentRow, ...]
+    writer: str | None
+    """Pid and host of the process that has the run open; None where there is none."""
+    done: int
+    """The last step that is done."""
+    state: str
+    """Where the run is, in words."""
+    rows: tuple[dict[str, Any], ...]
+    """The last lines of metrics.jsonl."""
+    disk_bytes: int
+    snapshots: tuple[SnapshotRow, ...] = ()
+    origin: str | None = None
+    """The directory of the checkpoint that it began from; None: from the constructor's weights."""
+
+
+def read_run(path: Path, *, lines: int = 5) -> RunReport:
+    """Return what a run directory holds.
+
+    A run that is training changes while it is read: it is looked at until two looks are the same.
+    Raises ConfigError for what is no run, DamagedStoreError for what does not verify.
+    """
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(f"{path} is no run: it has no config.yaml; give the run.dir of a config")
+    config = load_config(path / "config.yaml", ())
+    writer = lock_owner(path)
+    live = look(path)
+    kept = _kept(path, config, live)
+    for _ in range(_TRIES):
+        if live is None or not live.has_changed():
+            done, state = _state(path, config, live, kept)
+            break
+        time.sleep(_PAUSE_S)
+        live = look(path)
+        kept = _kept(path, config, live)
+    else:
+        done, state = _in_motion(live)
+    rows = zip(live.segments, live.root.segments, strict=True) if live is not None else ()
+    return RunReport(
+        path=path,
+        config=config,
+        root=live.root if live is not None else None,
+        segments=tuple(_segment(held, row) for held, row in rows),
+        writer=str(writer) if writer is not None else None,
+        done=done,
+        state=state,
+        rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
+        disk_bytes=_disk_bytes(path),
+        snapshots=tuple(_snapshots(path, live)),
+        origin=origin_text(path),
+    )
+
+
+def _snapshots(path: Path, live: LiveStore | None) -> list[SnapshotRow]:
+    held = live.segments if live is not None else ()
+    seen = {one.state.id for one in held if one.state is not None}
+    rows = []
+    for snapshot in reversed(list_snapshots(path)):
+        try:
+            own = [slot for slot in snapshot.slots.values() if slot.id not in seen]
+        except FileNotFoundError:
+            continue  # dropped while the run goes on
+        seen.update(slot.id for slot in own)
+        own_bytes = sum(_disk_bytes(slot.path.resolve()) for slot in own)
+        rows.append(SnapshotRow(snapshot.step, own_bytes))
+    return rows[::-1]
+
+
+def _state(
+    path: Path, config: Config, live: LiveStore | None, kept: Mapping[int, int | None]
+) -> tuple[int, str]:
+    """Return the last step done, and in words where a store is that was seen as a whole."""
+    if live is None:
+        return 0, "the store was not finished: run the same command to go on"
+    if (path / GOING_BACK).exists():
+        intent = read_record(path / GOING_BACK)
+        check_intent(intent, path / GOING_BACK)
+        text = "going back to a snapshot: run the training command to complete it"
+        return int(intent["step"]), text
+    versions = live.versions
+    if not versions:
+        raise DamagedStoreError("the store has no segment with state to update", path=path)
+    steps, newest, oldest = config.train.steps, max(versions.values()), min(versions.values())
+    committed = [k for k, version in versions.items() if version == newest]
+    behind = [k for k, version in versions.items() if version < newest]
+    if live.root.commit_every > 1:
+        done = live.root.step
+        return done, _between(done, [k for k, v in versions.items() if v < done], steps)
+    if newest - oldest > 1:
+        raise _mixture(versions)
+    if not kept:
+        if behind and committed != [k for k in versions if k >= committed[0]]:
+            raise _mixture(versions)
+        if behind:
+            return oldest, (
+                f"inside step {newest}: segments {committed[0]} to {committed[-1]} are committed"
+            )
+        return newest, _between(newest, [], steps)
+    if behind:
+        return newest, _between(newest, behind, steps)
+    gradients = [k for k, version in kept.items() if version == newest + 1]
+    if len(gradients) == len(versions):
+        return newest + 1, _between(newest + 1, gradients, steps)
+    if gradients:
+        return newest, (
+            f"inside step {newest + 1}: the gradients of segments {gradients[0]} to "
+            f"{gradients[-1]} are kept"
+        )
+    return newest, _between(newest, [], steps)
+
+
+def _in_motion(live: LiveStore | None) -> tuple[int, str]:
+    """Say what can be said of a store whose steps are shorter than a look at all its records."""
+    versions = live.versions.values() if live is not None else ()
+    oldest, newest = min(versions, default=0), max(versions, default=0)
+    return max(0, oldest - 1), f"inside one of the steps {oldest} to {newest + 1}, going on"
+
+
+def _kept(path: Path, config: Config, live: LiveStore | None) -> dict[int, int | None]:
+    """Return the steps of the gradients that wait for an update; none where none ever does."""
+    if live is None or live.root.commit_every > 1 or config.optimizer.clip_norm is None:
+        return {}
+    return {k: _kept_version(path, k) for k in live.versions}
+
+
+def _mixture(versions: Mapping[int, int]) -> DamagedStoreError:
+    listed = ", ".join(str(version) for version in versions.values())
+    return DamagedStoreError(f"segments are at a mixture of steps: {listed}")
+
+
+def _between(done: int, pending: list[int], steps: int) -> str:
+    if pending:
+        return (
+            f"step {done} is done, its update is pending in {len(pending)} segments "
+            f"({pending[0]} to {pending[-1]})"
+        )
+    if done >= steps:
+        return f"finished: step {done} of {steps} is done"
+    return f"step {done} of {steps} is done" if done else "created, no step is done"
+
+
+def _kept_version(path: Path, segment: int) -> int | None:
+    """Return the step whose gradient is kept beside a segment; a torn record counts as none."""
+    try:
+        record = read_kept(path / "spill" / "kept" / f"{segment:03d}" / "record.json", segment)
+    except DamagedStoreError:
+        return None
+    return int(record["version"])
+
+
+def _segment(held: Held, row: dict[str, Any]) -> SegmentRow:
+    size_bytes = _disk_bytes(held.frozen.path) if held.frozen is not None else 0
+    slot = "frozen" if held.frozen is not None else "-"
+    if held.state is not None:
+        slot = held.state.id
+        size_bytes += _disk_bytes(held.state.path.resolve())
+    return SegmentRow(
+        held.segment, row["unit"], len(row["parameters"]), held.version, slot, size_bytes
+    )
+
+
+def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last whole lines of metrics.jsonl that are objects."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            content = file.read()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for line in content[: content.rfind(b"\n") + 1].splitlines()[-count:]:
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue  # cut by the piece that was read, or torn by a crash
+        if isinstance(row, dict):
+            rows.append({key: value for key, value in row.items() if _is_figure(value)})
+    return rows
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a value of a row can be shown as a number: anybody can write the file."""
+    return type(value) in {int, float} and abs(value) < _LARGEST_FIGURE
+
+
+def _disk_bytes(path: Path) -> int:
+    """Return what the files of a run take: those below it, and in slots on other disks."""
+    total = 0
+    for folder, folders, names in os.walk(path):
+        if Path(folder).name == "slots":
+            linked = [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
+            total += sum(_disk_bytes(link.resolve()) for link in linked)
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # deleted while the run goes on
+    return total

@@ -1,0 +1,163 @@
+"""What a config takes: segments, memory, disk, bytes and seconds per step; nothing is written."""
+
+from __future__ import annotations
+
+from swaptrain.config.resume_rules import check_resume
+from swaptrain.config.schema import Config
+from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.machine.speeds import Machine, known_machine
+from swaptrain.plan.choose import choose_plan
+from swaptrain.plan.disk_budget import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
+from swaptrain.plan.planner import Plan
+from swaptrain.plan.prepare import Prepared, recorded_config
+from swaptrain.plan.step_cost import price
+from swaptrain.plan.tier_overhead import with_tier_cost
+from swaptrain.program.cost import (
+    StateBytes,
+    break_even_tokens,
+    least_traffic_bytes,
+)
+from swaptrain.run.idle_rates import check_rates, steps_done
+from swaptrain.run.run_names import check_own
+from swaptrain.store.access.containment import check_contained
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.root import free_bytes, read_root
+from swaptrain.verbs.plan_report import PlanReport, Segment
+from swaptrain.verbs.plan_table import show
+
+__all__ = ["PlanReport", "boundary_bytes", "plan", "print_plan", "state_bytes"]
+
+
+def plan(config: Config) -> PlanReport:
+    """Prepare a run as training does, price its step, and write nothing.
+
+    For a run that exists the recorded cut is taken. Raises ConfigError for what training refuses,
+    except for a disk that is too full, which the report shows.
+    """
+    run_dir = config.run.dir
+    check_own(run_dir)
+    check_contained(run_dir)
+    recorded = recorded_config(run_dir)
+    root = read_root(run_dir)
+    if recorded is not None:
+        config = check_resume(recorded, config, accept_change=True)
+    idle = check_rates(config, steps_done(run_dir, root))
+    prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)
+    made = prepared.plan
+    found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
+    with DirectIO(1) as io:
+        home = StoreHome(
+            run_dir,
+            made.layouts,
+            io,
+            micro_batches=config.data.micro_batches,
+            deferred=made.builder.deferred,
+        )
+        needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
+        spare = spare_bytes(needs, run_dir)
+        timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
+        if timed is not None:
+            made = with_tier_cost(made, config, prepared.device)
+        made = choose_plan(made, config, timed, disk_bytes=spare)
+        if timed is not None and made.builder.saves:
+            made = with_tier_cost(made, config, prepared.device)
+        needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
+    state, crossing_bytes = state_bytes(made), boundary_bytes(made)
+    commit_every = config.store.commit_every
+    keeps_values = config.store.keeps_values
+    priced = price(made, config, found)
+    traffic = priced.traffic
+    least = least_traffic_bytes(
+        state,
+        crossing_bytes,
+        made.pool_bytes,
+        commit_every=commit_every,
+        keeps_values=keeps_values,
+    )
+    written = (state.weights + state.rest) // commit_every + state.gradients
+    written += crossing_bytes * ((commit_every == 1) + keeps_values)
+    if traffic is not None:
+        written = traffic.write_bytes
+    read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
+    return PlanReport(
+        description=prepared.factory.description,
+        parameters=made.captured.model.parameter_count,
+        trained=prepared.built.trained.line(),
+        segments=_segments(made),
+        resumes=root is not None,
+        host_bytes=config.memory.host,
+        base_bytes=made.base_bytes,
+        pool_bytes=made.pool_bytes,
+        arena_bytes=made.arena_bytes,
+        instruction_bytes=made.peaks.instruction_bytes,
+        largest=made.peaks.largest,
+        live_bytes=made.peaks.live_bytes,
+        least_host=prepared.planner.least_host(),
+        disk=tuple(needs),
+        free_disk_bytes=tuple(free_bytes(need.path) for need in needs),
+        occupied_disk_bytes=occupied_bytes(run_dir),
+        traffic=traffic,
+        least_traffic_bytes=least,
+        step_write_bytes=written,
+        tokens=_tokens(config),
+        machine=found,
+        saves=len(made.builder.saves),
+        io_s=None if found is None else found.disk.seconds(read_bytes, written),
+        compute_s=priced.compute_s,
+        step_s=priced.step_s,
+        repeats=made.repeats,
+        idle_steps=idle,
+        break_even_tokens=_break_even(config, made, found, state),
+        weighting=str(prepared.weighting) if prepared.weighting.matters else None,
+    )
+
+
+def print_plan(config: Config) -> None:
+    """Show the plan of a config on standard output."""
+    show(plan(config), config)
+
+
+def _segments(made: Plan) -> tuple[Segment, ...]:
+    model, layouts = made.captured.model, made.layouts
+    rows = []
+    for segment in model.segments:
+        k = segment.index
+        held = [holder[k].nbytes for holder in (layouts.state, layouts.frozen) if k in holder]
+        count = sum(model.parameters[name].tensor.numel for name in segment.owns)
+        rows.append(Segment(k, segment.unit, count, sum(held), segment.isomorphism))
+    return tuple(rows)
+
+
+def state_bytes(made: Plan) -> StateBytes:
+    """Return the bytes of a model's state by how often a step needs them."""
+    weights = rest = 0
+    for layout in made.layouts.state.values():
+        for array in layout.arrays:
+            if array.name.startswith("weights"):
+                weights += array.nbytes
+            else:
+                rest += array.nbytes
+    gradients = sum(array.nbytes for array in made.layouts.accumulators.values())
+    return StateBytes(weights, rest, gradients if made.builder.deferred else 0)
+
+
+def boundary_bytes(made: Plan) -> int:
+    """Return the bytes of a step's values that cross from one segment to another."""
+    values = made.captured.model.values.values()
+    crossing = sum(v.tensor.nbytes for v in values if v.producer and v.readers)
+    return crossing * made.builder.micro_batches
+
+
+def _tokens(config: Config) -> int:
+    per_item = config.data.sequence_length if config.data.python is None else 1
+    return config.data.micro_batch * config.data.micro_batches * per_item
+
+
+def _break_even(
+    config: Config, made: Plan, found: Machine | None, state: StateBytes
+) -> float | None:
+    flops_per_s = found.flops_per_s.get(config.model.dtype) if found is not None else None
+    trained = sum(p.tensor.numel for p in made.captured.model.parameters.values() if p.trainable)
+    if found is None or flops_per_s is None or not trained:
+        return None
+    return break_even_tokens(state, trained, flops_per_s, found.disk, read_fraction=14 / 26)

@@ -1,0 +1,73 @@
+"""The figures of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swaptrain.machine.speeds import Machine
+from swaptrain.plan.disk_budget import DiskNeed
+from swaptrain.program.residency import Traffic
+
+__all__ = ["PlanReport", "Segment"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One row of the segment table."""
+
+    index: int
+    unit: str
+    parameters: int
+    state_bytes: int
+    isomorphism: int
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a run of the config takes."""
+
+    description: str
+    parameters: int
+    trained: str
+    """How many of them are trained, and what is not, in words."""
+    segments: tuple[Segment, ...]
+    resumes: bool
+    """Whether run.dir holds a run, whose cut is kept."""
+    host_bytes: int
+    base_bytes: int
+    pool_bytes: int
+    arena_bytes: int
+    instruction_bytes: int
+    largest: str
+    """The instruction that needs most slabs, and how much."""
+    live_bytes: int
+    """The most that values, gradients and accumulators take together."""
+    least_host: str
+    """The smallest memory.host that was found to work, as the config says it."""
+    disk: tuple[DiskNeed, ...]
+    free_disk_bytes: tuple[int | None, ...]
+    occupied_disk_bytes: int
+    """What the run takes in run.dir already."""
+    traffic: Traffic | None
+    """Of a step in the middle of a run, rehearsed; None where the program is too long for it."""
+    least_traffic_bytes: float
+    """The lower bound of a step's traffic with this pool as the cache."""
+    step_write_bytes: int
+    tokens: int
+    """Tokens (or items) of a step."""
+    machine: Machine | None
+    """None where the machine was never measured."""
+    saves: int
+    """Segments whose forward saves what the backward needs instead of recomputing it."""
+    io_s: float | None
+    compute_s: float
+    """As measured when the plan was made, instruction by instruction with no I/O beside them."""
+    step_s: float | None
+    """Of the rehearsal."""
+    repeats: int
+    """Segments whose backward a kill may repeat, as the config says or as was chosen."""
+    break_even_tokens: float | None
+    weighting: str | None
+    """What weighs alike in a step; None where that changes nothing."""
+    idle_steps: str | None = None
+    """What is said of steps whose learning rate is 0; None where there are none."""

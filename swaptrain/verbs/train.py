@@ -1,0 +1,178 @@
+"""The command that trains: starts a run, or goes on with it where it stopped."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from swaptrain.config.resume_rules import check_resume
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
+from swaptrain.machine.fingerprint import note_changes, this_machine
+from swaptrain.observe.progress import Progress
+from swaptrain.plan.check_capture.check import check_capture
+from swaptrain.plan.prepare import Prepared, recorded_config
+from swaptrain.plan.ram_budget import check_memory
+from swaptrain.program.instructions import Instruction
+from swaptrain.run.finish import finished_step, finished_text
+from swaptrain.run.go_back import complete_going_back, find_snapshot
+from swaptrain.run.idle_rates import check_rates, steps_done
+from swaptrain.run.open_run import OpenRun
+from swaptrain.run.os_failures import named_failures
+from swaptrain.run.run_names import STARTING_OVER, check_files, check_own
+from swaptrain.run.signals import StopRequest
+from swaptrain.store.access.containment import check_contained
+from swaptrain.store.access.lock import RunLock
+from swaptrain.store.check.exchanged_records import doubted_records
+from swaptrain.store.format.root import RootRecord, lost_root, read_root
+from swaptrain.store.read.export_request import ExportDoor
+from swaptrain.store.slots.slot_disks import SlotDisks
+from swaptrain.store.slots.snapshots import list_snapshots
+
+__all__ = ["train"]
+
+
+def train(
+    config: Config,
+    *,
+    fresh: bool = False,
+    accept_change: bool = False,
+    from_step: int | None = None,
+    observe: Callable[[int, Instruction], None] = lambda *_: None,
+) -> None:
+    """Train as `config` says, from the beginning or from where its run directory stopped.
+
+    With `from_step` the run goes back to the snapshot of that step first. Where that would help
+    after an error, a note of the error says so.
+
+    `observe` is called behind each instruction with the step that it belongs to (of an update that
+    waits for the global norm, the step of its gradients) and the instruction, when what earlier
+    segments left to write is on the disk: with commit_every 1 a run that is killed does nothing
+    again of what was observed but instructions of one segment.
+
+    Raises ConfigError before anything is written when something is wrong with the input, RunError
+    when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
+    """
+    try:
+        _train(
+            config,
+            fresh=fresh,
+            accept_change=accept_change,
+            from_step=from_step,
+            observe=observe,
+        )
+    except (DamagedStoreError, NotFiniteError) as error:
+        if isinstance(error, DamagedStoreError):
+            with suppress(RunError):  # of a disk that fails too: the error itself is said anyway
+                for doubted in doubted_records(config.run.dir):
+                    error.add_note(str(doubted))
+        steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
+        if steps and not fresh:
+            error.add_note(
+                f"there are snapshots of steps {', '.join(map(str, steps))}: the same command with "
+                f"--from-step {steps[-1]} goes back to the last of them"
+            )
+        raise
+
+
+def _train(
+    config: Config,
+    *,
+    fresh: bool,
+    accept_change: bool,
+    from_step: int | None,
+    observe: Callable[[int, Instruction], None],
+) -> None:
+    run_dir = config.run.dir
+    check_own(run_dir)
+    check_contained(run_dir)
+    cut_short = (run_dir / STARTING_OVER).exists()
+    fresh = fresh or cut_short
+    if fresh:
+        check_files(run_dir)
+    recorded = None if fresh else recorded_config(run_dir)
+    if recorded is not None:
+        config = check_resume(recorded, config, accept_change=accept_change)
+    config = config.resolved()
+    with (
+        named_failures(config),
+        Progress(host_budget_bytes=config.memory.host) as progress,
+        StopRequest() as stop,
+        ExitStack() as held,
+    ):
+        # Before the model's capture, so that of two processes the second one is refused at once.
+        lock = held.enter_context(RunLock(run_dir, note=progress.note))
+        try:
+            if cut_short:
+                progress.note(
+                    f"{run_dir} was being started over when that was cut short: it goes on"
+                )
+            # An export of the run as it was is let read to its end.
+            ExportDoor(run_dir, progress.note).let_in(None, lambda: None)
+            if not fresh and recorded_config(run_dir) != recorded:
+                raise RunError(f"another process has just changed {run_dir}: run the command again")
+            if not fresh:
+                SlotDisks(run_dir, config.store.paths or ()).mend_links()
+            root = None if fresh else read_root(run_dir)
+            if root is None and not fresh and (lost := lost_root(run_dir)) is not None:
+                raise lost
+            if root is not None:
+                root = complete_going_back(run_dir, root, progress.note)
+            back_to = None
+            if from_step is not None:
+                back_to = find_snapshot(run_dir, root, from_step)
+            elif root is not None:
+                step = finished_step(run_dir, root, config)
+                if step is not None:
+                    if config.run.trace:
+                        progress.note("no step is left that run.trace could write of")
+                    progress.finish(finished_text(run_dir, step, config))
+                    return
+            done = steps_done(run_dir, root) if from_step is None else from_step
+            if idle := check_rates(config, done):
+                progress.note(idle)
+            prepared = Prepared(config, root, progress.note)
+            config = prepared.config
+            if root is not None:
+                _check_choices(run_dir, root, prepared, progress)
+            check_memory(config.memory.host, prepared.plan, progress.note)
+            if root is None:
+                check_capture(config, prepared, progress.note)
+        except BaseException:
+            lock.withdraw()
+            raise
+        before = recorded.resolved().optimizer if recorded is not None else None
+        try:
+            run = OpenRun(config, prepared, root, progress, stop, observe)
+            held.callback(run.close)
+            run.open(fresh=fresh, before=before, back_to=back_to)
+        except ConfigError:
+            lock.withdraw()
+            raise
+        # What was captured lives as long as the run: collections need not go through it again.
+        gc.collect()
+        gc.freeze()
+        held.callback(gc.unfreeze)
+        run.training.run()
+        run.finish()
+        progress.finish(finished_text(run_dir, run.training.step - 1, config))
+
+
+def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:
+    """Refuse another device than the store was begun on; say once what else is another."""
+    device = prepared.device.device.type
+    recorded = root.choices["update_device"].partition(":")[0]
+    if device != recorded:
+        raise ConfigError(
+            f"the run was begun on {recorded} and would go on on {device}, with other bits: set "
+            f"device to {recorded}, or start over with --fresh"
+        )
+    now = this_machine(prepared.device.device)
+    note_changes(run_dir, root, now, progress.note)
+
+
+if sys.platform != "linux":  # O_DIRECT, flock, /proc
+    raise ConfigError("swaptrain runs on Linux")

@@ -1,0 +1,94 @@
+"""Which instructions wait for the commits before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.overlap import settling, side_by_side
+from swaptrain.program.step import StepBuilder
+from tests.program.models import builders
+
+
+def _program(*turns: tuple[Operation, int, int]) -> list[Instruction]:
+    return [Instruction(operation, k, m) for operation, k, m in turns]
+
+
+def test_the_first_of_a_turn_settles_or_the_one_that_ends_a_backward() -> None:
+    """A batch is no segment's; an update in a forward stands for the whole turn."""
+    program = _program(
+        (Operation.LOAD, 0, 0),
+        (Operation.FORWARD, 1, 0),
+        (Operation.FORWARD, 1, 1),
+        (Operation.UPDATE, 2, -1),
+        (Operation.FORWARD, 2, 0),
+        (Operation.TURN, 3, 0),
+        (Operation.TURN, 3, 1),
+        (Operation.UPDATE, 3, -1),
+        (Operation.BACKWARD, 2, 0),
+        (Operation.BACKWARD, 2, 1),
+        (Operation.BACKWARD, 1, 0),
+        (Operation.BACKWARD, 1, 1),
+        (Operation.SETTLE, 1, -1),
+    )
+    assert settling(program, repeats=1) == {1, 3, 5, 8, 10}
+    assert settling(program, repeats=2) == {1, 3, 7, 9, 12}
+
+
+@given(builder=builders())
+def test_each_turn_settles_once(builder: StepBuilder) -> None:
+    """Before its own segment is committed, whatever is allowed to be done again."""
+    program = builder.step()
+    for repeats in (1, 2):
+        positions = settling(program, repeats=repeats)
+        segment, settled = 0, True
+        for position, instruction in enumerate(program):
+            if instruction.segment not in (0, segment):
+                assert settled
+                segment, settled = instruction.segment, False
+            if position in positions:
+                assert not settled
+                settled = True
+            if instruction.operation in (Operation.UPDATE, Operation.SETTLE):
+                assert settled
+        assert settled
+
+
+def test_what_the_host_may_still_need_is_left_alone() -> None:
+    sums = ObjectKey(Kind.ACCUMULATOR, "gradient", 2)
+    means = ObjectKey(Kind.STATE, "buffers_float32", 2)
+    weights = ObjectKey(Kind.STATE, "weights", 2)
+    first = Instruction(Operation.BACKWARD, 2, 0, reads=(weights,), writes=(sums,))
+    second = Instruction(Operation.BACKWARD, 2, 1, reads=(weights,), changes=(sums,))
+    assert side_by_side(first, second)
+    assert side_by_side(Instruction(Operation.UPDATE, 2, changes=(weights,)), first)
+    assert not side_by_side(Instruction(Operation.UPDATE, 2, reads=(sums,), frees=(sums,)), first)
+    update = Instruction(Operation.UPDATE, 2, reads=(sums,), changes=(weights, means))
+    assert side_by_side(second, update)
+    assert not side_by_side(second, replace(update, goes_on=True))
+    assert not side_by_side(Instruction(Operation.TURN, 2, 0, reads=(weights,)), update)
+    assert not side_by_side(Instruction(Operation.FORWARD, 2, 0, changes=(means,)), update)
+    assert not side_by_side(Instruction(Operation.UPDATE, 2, goes_on=True), update)
+    for operation in (Operation.KEEP, Operation.SETTLE):
+        summed = Instruction(operation, 2, reads=(sums,))
+        assert side_by_side(second, summed)
+        assert not side_by_side(Instruction(Operation.TURN, 2, 0, changes=(sums,)), summed)
+        assert side_by_side(summed, Instruction(Operation.BACKWARD, 1, 0, reads=(weights,)))
+        assert not side_by_side(summed, second)
+    norm = Instruction(Operation.FORWARD, 2, 0, changes=(means,))
+    assert not side_by_side(norm, norm)
+
+
+@given(builder=builders())
+def test_micro_batches_of_a_turn_are_begun_before_the_one_before_has_ended(
+    builder: StepBuilder,
+) -> None:
+    """But where a forward changes buffers."""
+    for first, second in pairwise(builder.step()):
+        same_turn = first.segment == second.segment and first.operation is second.operation
+        buffers = any(key.kind is Kind.STATE for key in (*first.changes, *second.changes))
+        if same_turn and first.operation in (Operation.FORWARD, Operation.BACKWARD):
+            assert side_by_side(first, second) == (not buffers)

@@ -1,0 +1,65 @@
+"""The host budget holds when torch takes more than was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from swaptrain.memory.pages import PagePool
+from swaptrain.memory.slab import PoolExhausted
+from swaptrain.program.instructions import Instruction, Operation
+from swaptrain.run import memory_guard as guard
+from swaptrain.run.memory_guard import BudgetGuard
+
+MIB = 1 << 20
+
+
+def test_what_torch_takes_beyond_the_plan_is_taken_from_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Arena and pool stay within the budget together; free pages go at once, taken ones stay."""
+    pool = PagePool(40 * MIB)
+    taken, kept = pool.take(20 * MIB), pool.take(20 * MIB)
+    pool.give(kept)
+    arena_bytes = 10 * MIB
+    monkeypatch.setattr(guard, "resident_bytes", lambda: 100 * MIB + pool.held_bytes + arena_bytes)
+    budget = BudgetGuard(pool, base_bytes=100 * MIB, host_bytes=66 * MIB, least_bytes=24 * MIB)
+    budget.check()
+    assert (pool.budget_bytes, pool.held_bytes) == (40 * MIB, 40 * MIB)
+    arena_bytes = 20 * MIB
+    budget.check()
+    assert (pool.budget_bytes, pool.held_bytes) == (30 * MIB, 30 * MIB)
+    with pytest.raises(PoolExhausted):
+        pool.take(11 * MIB)
+    arena_bytes = 60 * MIB
+    budget.check()
+    assert pool.budget_bytes == 24 * MIB  # one instruction has to fit
+    arena_bytes = 0
+    budget.check()
+    assert pool.budget_bytes == 24 * MIB  # and what was lost is not taken back
+    pool.give(taken)
+
+
+def test_an_instruction_of_a_new_kind_gets_what_it_takes_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pool makes way before it, and gets back what was not needed; the second time nothing."""
+    pool = PagePool(40 * MIB)
+    pool.give(pool.take(40 * MIB))
+    arena_bytes, left = 10 * MIB, [20 * MIB]
+    monkeypatch.setattr(guard, "resident_bytes", lambda: 100 * MIB + pool.held_bytes + arena_bytes)
+    budget = BudgetGuard(
+        pool,
+        base_bytes=100 * MIB,
+        host_bytes=66 * MIB,
+        least_bytes=12 * MIB,
+        own_bytes=lambda _: left.pop() if left else 0,
+    )
+    turn = Instruction(Operation.TURN, 3, 0)
+    assert budget.make_way(turn)
+    assert (pool.budget_bytes, pool.held_bytes) == (20 * MIB, 20 * MIB)
+    arena_bytes = 15 * MIB  # it found free blocks for the rest
+    budget.check()
+    assert pool.budget_bytes == 35 * MIB
+    assert not budget.make_way(turn)
+    budget.check()
+    assert pool.budget_bytes == 35 * MIB

@@ -1,0 +1,53 @@
+"""A CUDA device takes the same road; these need one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compute.test_streams import MODELS, SETTINGS
+from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
+from tests.whole.test_exactness import LLAMA
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+
+def _tree(model: str, settings: str, host: str, **train: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {**MODELS[model], **SETTINGS[settings], "device": "cuda"}
+    if "eval" in tree:
+        tree["eval"] = {**tree["eval"], "python": MODELS[model]["data"]["python"]}
+    tree["memory"] = {"segment": "64KiB", **tree.get("memory", {}), "host": host}
+    tree["train"] = {"steps": 3, "deterministic": True, **tree.get("train", {}), **train}
+    return tree
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("model", MODELS)
+def test_budgets_waves_and_what_is_saved_do_not_change_the_bits(
+    model: str, settings: str, tmp_path: Path
+) -> None:
+    """On one device, with deterministic kernels."""
+    large = trained(config_of(tmp_path / "large", _tree(model, settings, "2GiB")))
+    tree = _tree(model, settings, "640MiB", recompute=True)
+    small = trained(config_of(tmp_path / "small", tree))
+    assert losses(large) == losses(small)
+    assert_same_bits(weights(large), weights(small))
+
+
+def test_the_loss_falls_as_on_the_cpu(tmp_path: Path) -> None:
+    """In float32 the losses agree with the CPU's to rounding."""
+    tree = {
+        "model": {"hf": LLAMA},
+        "data": {"python": "tests.support.datasets:text"},
+        "memory": {"host": "2GiB", "segment": "64KiB"},
+        "train": {"steps": 3},
+    }
+    cuda = losses(trained(config_of(tmp_path / "cuda", {**tree, "device": "cuda"})))
+    cpu = losses(trained(config_of(tmp_path / "cpu", {**tree, "device": "cpu"})))
+    assert cuda == pytest.approx(cpu, rel=1e-4)
