@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from swaptrain.config.resume_rules import check_resume
@@ -26,7 +26,6 @@ from swaptrain.run.run_names import STARTING_OVER, check_files, check_own
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.access.containment import check_contained
 from swaptrain.store.access.lock import RunLock
-from swaptrain.store.check.exchanged_records import doubted_records
 from swaptrain.store.format.root import RootRecord, lost_root, read_root
 from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.store.slots.slot_disks import SlotDisks
@@ -65,10 +64,6 @@ def train(
             observe=observe,
         )
     except (DamagedStoreError, NotFiniteError) as error:
-        if isinstance(error, DamagedStoreError):
-            with suppress(RunError):  # of a disk that fails too: the error itself is said anyway
-                for doubted in doubted_records(config.run.dir):
-                    error.add_note(str(doubted))
         steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
         if steps and not fresh:
             error.add_note(

@@ -19,8 +19,8 @@ class Finding:
     title: str = ""
     """What of the run it is, where it is not a segment's live state."""
     unit: Unit | None = None
-    chunks: tuple[Chunk, ...] = ()
-    """The chunk whose bytes are wrong, or all of a slot, where they or its record may be."""
+    chunk: Chunk | None = None
+    """The chunk whose bytes are wrong, if it is one."""
     content: bytes | None = None
     """What the file has to hold, where that is always the same."""
 

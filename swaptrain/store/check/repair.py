@@ -1,12 +1,20 @@
-"""Restores damaged files from slots that hold the same bytes: those of snapshots, and the live."""
+"""Restores damaged files from slots that hold the same bytes: those of snapshots, and the live.
+
+A file is written only where its bytes are known. A chunk is known by the checksum in the record of
+its slot, an array's metadata too, and a record by the chunks that lie unchanged beside it.
+
+No record is believed that is of another step than its slot is held for. A record that was exchanged
+for an older one would otherwise have good chunks overwritten with older ones.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -17,7 +25,7 @@ from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import allocate, flush_directory, run_error, write_aside
 from swaptrain.store.disk.io_buffers import io_buffer
-from swaptrain.store.format.record import decode_record, read_record
+from swaptrain.store.format.record import read_record
 from swaptrain.store.format.root import segments_directory
 from swaptrain.store.format.schema import check_state
 from swaptrain.store.slots.slot import Slot
@@ -39,114 +47,109 @@ class Repair:
 def repair(run_dir: Path, findings: Sequence[Finding], io: DirectIO) -> Repair:
     """Restore what another slot of the same segment and version has; the run's lock is held.
 
-    A file is believed by its own checksum, never by its place: a chunk by the one in the record of
-    the damaged slot, a record by the chunks that lie beside it. Where the two agree in nothing, the
-    record is believed if it is of the step that the slot is held for. Written in place, flushed,
-    and read again. Raises RunError.
+    Each file is flushed and read again. Raises RunError.
     """
-    run_dir = run_dir.absolute()
     done = Repair()
-    copies = list(_slots(run_dir))
     with Scanner(io) as scanner:
-        # Before any is written: of two records that were exchanged each is where the other belongs.
-        records = [_true_record(finding, copies, scanner) for finding in findings]
-        # Records first: they say what the chunks of their slot have to be.
-        for record, finding in sorted(
-            zip(records, findings, strict=True), key=lambda of: not of[0]
-        ):
-            restored = _restore(run_dir, finding, record, copies, io, scanner)
-            if restored is None:
+        mender = _Mender(run_dir.absolute(), io, scanner)
+        for finding in findings:
+            source = mender.restore(finding)
+            if source is None:
                 done.without_copy.append(f"no other copy: {finding}")
             else:
-                done.restored.append(f"restored {restored}")
+                done.restored.append(f"restored {finding.damage.path} from {source}")
     return done
 
 
-def _slots(run_dir: Path) -> Iterator[Slot]:
-    """Yield the slots that may hold a copy: of snapshots, newest first, and the live ones."""
-    for snapshot in reversed(list_snapshots(run_dir)):
-        try:
-            yield from snapshot.slots.values()
-        except DamagedStoreError:
-            continue
-    for link in sorted(segments_directory(run_dir).glob("*")):
-        if link.is_symlink():
-            yield Slot(run_dir / "slots" / Path(os.readlink(link)).name)
+class _Mender:
+    """Restores one file at a time from the slots of a run."""
 
-
-def _restore(
-    run_dir: Path,
-    finding: Finding,
-    record: tuple[bytes, Path] | None,
-    copies: Sequence[Slot],
-    io: DirectIO,
-    scanner: Scanner,
-) -> str | None:
-    """Restore one file; return in words which, and from where, None where there is no copy.
-
-    `record` is the one that is true of the slot, with its file, where a record is what is wrong.
-    """
-    unit, path = finding.unit, finding.damage.path
-    if path is not None and finding.content is not None:
-        write_aside(path, finding.content)
-        return f"{path} from what is always there"
-    if unit is None or path is None or not path.is_relative_to(unit.path):
-        return None
-    if record is not None:
-        content, source = record
-        write_aside(path, content)
-        return f"{path} from {source}"
-    if unit.record is None:
-        return None
-    if not finding.chunks:
-        metadata = _restore_metadata(path, unit)
-        return None if metadata is None else f"{path} from {metadata}"
-    everything = len(finding.chunks) == len(unit.chunks)
-    if everything and _held_for(run_dir, unit) not in (set(), {unit.version}):
-        return None  # the chunks may be right, and the record another step's
-    others = [slot for slot in copies if slot.path.resolve() != unit.path.resolve()]
-    found = [_source(chunk, unit, others, scanner) for chunk in finding.chunks]
-    sources = [source for source in found if source is not None]
-    if len(sources) < len(found):
-        return None
-    for chunk, chunk_source in zip(finding.chunks, sources, strict=True):
-        _copy(chunk_source, chunk.path, io)
-        if scanner.problem(chunk) is not None:
-            return None
-    files = ", ".join(str(chunk.path) for chunk in finding.chunks)
-    return f"{files} from {', '.join(map(str, sources))}"
-
-
-def _held_for(run_dir: Path, unit: Unit) -> set[int]:
-    """Return the steps that a slot may be held for, by its snapshots and the other live slots."""
-    slot, held = unit.path.resolve(), set[int]()
-    for snapshot in list_snapshots(run_dir):
-        with suppress(DamagedStoreError):
-            if any(other.path.resolve() == slot for other in snapshot.slots.values()):
-                held.add(snapshot.step)
-    live = [link for link in segments_directory(run_dir).glob("*") if link.is_symlink()]
-    if any(link.resolve() == slot for link in live):
-        for link in live:
+    def __init__(self, run_dir: Path, io: DirectIO, scanner: Scanner) -> None:
+        self._run_dir, self._io, self._scanner = run_dir, io, scanner
+        self._live = [
+            Slot(run_dir / "slots" / Path(os.readlink(link)).name)
+            for link in sorted(segments_directory(run_dir).glob("*"))
+            if link.is_symlink()
+        ]
+        self._kept: dict[int, list[Slot]] = {}
+        """The slots of each snapshot, by its step, the newest first."""
+        for snapshot in reversed(list_snapshots(run_dir)):
             with suppress(DamagedStoreError):
-                if link.resolve() != slot:
-                    held.add(int(read_record(link / "zarr.json")["version"]))
-    return held
+                self._kept[snapshot.step] = list(snapshot.slots.values())
+
+    def restore(self, finding: Finding) -> Path | str | None:
+        """Restore one file; return where its bytes are from, None where there is no copy."""
+        unit, path = finding.unit, finding.damage.path
+        if path is not None and finding.content is not None:
+            write_aside(path, finding.content)
+            return "what is always there"
+        if unit is None or path is None or not path.is_relative_to(unit.path):
+            return None
+        if finding.chunk is not None:
+            return self._restore_chunk(unit, finding.chunk)
+        if path == Slot(unit.path).record_path:
+            return self._restore_record(unit)
+        return _restore_metadata(path, unit)
+
+    def _restore_chunk(self, unit: Unit, chunk: Chunk) -> Path | None:
+        step = self._step_held_for(unit)
+        if step is None or unit.version != step:
+            return None  # the chunk may be right, and the record of another step
+        for slot, _ in self._copies(unit, step):
+            source = slot.path / chunk.path.relative_to(unit.path)
+            if self._scanner.problem(replace(chunk, path=source)) is None:
+                _copy(source, chunk.path, self._io)
+                return source if self._scanner.problem(chunk) is None else None
+        return None
+
+    def _restore_record(self, unit: Unit) -> Path | None:
+        """Take over a record that is true of every chunk of the slot whose own is damaged."""
+        step, path = self._step_held_for(unit), Slot(unit.path).record_path
+        for slot, record in self._copies(unit, step) if step is not None else ():
+            content = slot.record_path.read_bytes()
+            if _holds(path, content):
+                continue
+            chunks = _chunks(unit, record)
+            if all(problem is None for _, _, problem in self._scanner.scan(chunks)):
+                write_aside(path, content)
+                return slot.record_path
+        return None
+
+    def _copies(self, unit: Unit, step: int) -> Iterator[tuple[Slot, Mapping[str, Any]]]:
+        """Yield the other slots of a segment whose record is of that step, with the record."""
+        for slot in (*(slot for slots in self._kept.values() for slot in slots), *self._live):
+            try:
+                record = read_record(slot.record_path)
+                check_state(record, slot.record_path)
+            except DamagedStoreError:
+                continue
+            if slot.id != unit.path.name and (record["segment"], record["version"]) == (
+                unit.segment,
+                step,
+            ):
+                yield slot, record
+
+    def _step_held_for(self, unit: Unit) -> int | None:
+        """Return the step that a slot has to be of; None where nothing but its record says it.
+
+        That is the step of the snapshot that holds it, or that of all the other live slots.
+        """
+        slot = Slot(self._run_dir / "slots" / unit.path.name)
+        held = {step for step, slots in self._kept.items() if slot in slots}
+        if not held and slot in self._live:
+            for other in self._live:
+                with suppress(DamagedStoreError):
+                    if other != slot:
+                        held.add(int(read_record(other.record_path)["version"]))
+        return held.pop() if len(held) == 1 else None
 
 
-def _source(chunk: Chunk, unit: Unit, others: Sequence[Slot], scanner: Scanner) -> Path | None:
-    """Return a chunk of a slot of the same segment and version, if its bytes are right."""
-    assert unit.record is not None
-    for slot in others:
-        try:
-            record = read_record(slot.record_path)
-        except DamagedStoreError:
-            continue
-        if (record["segment"], record["version"]) != (unit.segment, unit.record["version"]):
-            continue
-        source = slot.path / chunk.path.relative_to(unit.path)
-        if scanner.problem(replace(chunk, path=source)) is None:
-            return source
-    return None
+def _chunks(unit: Unit, record: Mapping[str, Any]) -> Iterator[tuple[None, Chunk]]:
+    """Yield the chunks of a slot as another slot's record says that they are."""
+    for name, sums in record["checksums"].items():
+        for n, checksum in enumerate(sums):
+            where = Where(unit.segment, name, n)
+            yield None, Chunk(where, unit.path / name / "c" / str(n), checksum, None)
 
 
 def _restore_metadata(path: Path, unit: Unit) -> Path | None:
@@ -157,47 +160,18 @@ def _restore_metadata(path: Path, unit: Unit) -> Path | None:
             content = source.read_bytes()
         except OSError:
             continue
-        if xxhash.xxh3_64_intdigest(content) == expected:
+        if xxhash.xxh3_64_intdigest(content) == expected and not _holds(path, content):
             path.parent.mkdir(exist_ok=True)
             write_aside(path, content)
             return source
     return None
 
 
-def _true_record(
-    finding: Finding, copies: Sequence[Slot], scanner: Scanner
-) -> tuple[bytes, Path] | None:
-    """Return the record of another slot that is true of all chunks of a damaged one, and its file.
-
-    Of spares too where the slot's own is whole and true of nothing, since it was exchanged then.
-    None where it is no record that is wrong, or none or two are true.
-    """
-    unit, path = finding.unit, finding.damage.path
-    if unit is None or path != unit.path / "zarr.json":
-        return None
-    found: dict[int, tuple[bytes, Path]] = {}
-    sources = [slot.record_path for slot in copies]
-    if finding.chunks:
-        sources = sorted(unit.path.parent.glob("*/zarr.json"))
-    for source in sources:
-        try:
-            content = source.read_bytes()
-            record = decode_record(content, source)
-            check_state(record, source)
-        except (OSError, DamagedStoreError):
-            continue
-        if source.resolve() == path.resolve() or record["segment"] != unit.segment:
-            continue
-        chunks = [
-            Chunk(Where(unit.segment, name, n), unit.path / name / "c" / str(n), checksum, None)
-            for name, sums in record["checksums"].items()
-            for n, checksum in enumerate(sums)
-        ]
-        if all(problem is None for _, _, problem in scanner.scan((0, c) for c in chunks)):
-            found[record["version"]] = content, source
-    if len(found) != 1:
-        return None  # none, or the same bytes after two steps: nothing says which step it is
-    return next(iter(found.values()))
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether a file has these bytes already: what they say is wrong, so they restore nothing."""
+    with suppress(OSError):
+        return path.read_bytes() == content
+    return False
 
 
 def _copy(source: Path, target: Path, io: DirectIO) -> None:

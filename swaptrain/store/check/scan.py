@@ -19,10 +19,7 @@ from swaptrain.errors import SwaptrainError, Where
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.io_buffers import io_buffer
 
-__all__ = ["WRONG_CHECKSUM", "Chunk", "Scanner"]
-
-WRONG_CHECKSUM = "a checksum is wrong"
-"""What `Scanner.problem` begins with where a file is there, and whole, and has other bytes."""
+__all__ = ["Chunk", "Scanner"]
 
 PIECE_BYTES = 4 * 2**20
 PAGE_BYTES = 4096
@@ -87,7 +84,7 @@ class Scanner:
         except SwaptrainError as error:
             return f"the file cannot be read: {error}"
         if found != chunk.checksum:
-            return f"{WRONG_CHECKSUM}: {chunk.checksum:016x} expected, {found:016x} found"
+            return f"a checksum is wrong: {chunk.checksum:016x} expected, {found:016x} found"
         return None
 
     def close(self) -> None:

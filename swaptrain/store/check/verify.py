@@ -9,7 +9,6 @@ from pathlib import Path
 
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.check.claims import Unit, frozen_unit, live_unit, slot_unit
-from swaptrain.store.check.exchanged_records import is_doubted, untrue_record
 from swaptrain.store.check.findings import Finding, Verification
 from swaptrain.store.check.position import StorePosition, store_position
 from swaptrain.store.check.scan import Chunk, Scanner
@@ -58,8 +57,6 @@ class Verifier:
         self._total = 0
         self._done: dict[Path, tuple[object, bool]] = {}
         """By slot: the stamp that was checked, and whether all was well."""
-        self._doubted: set[Path] = set()
-        """Slots whose record may be another one."""
         self.result = Verification()
 
     def verify(self) -> Verification:
@@ -176,14 +173,9 @@ class Verifier:
 
     def _findings(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> list[Finding]:
         findings = [Finding(damage, unit.title, unit) for damage in unit.damages]
-        if is_doubted(unit.chunks, [problem for _, problem in wrong]) and unit.path.is_dir():
-            self._doubted.add(unit.path)
-            damage = untrue_record(unit.path, unit.segment, len(wrong))
-            every = tuple(chunk for chunk, _ in wrong)
-            return [*findings, Finding(damage, unit.title, unit, every)]
         for chunk, problem in wrong:
             damage = DamagedStoreError(problem, path=chunk.path).within(chunk.where)
-            findings.append(Finding(damage, unit.title, unit, (chunk,)))
+            findings.append(Finding(damage, unit.title, unit, chunk))
         return findings
 
     def _check_static(self) -> None:
@@ -210,7 +202,7 @@ class Verifier:
             return None
         for _ in range(_TRIES):
             live = {k: live_unit(self._run_dir, k, None) for k in self._segments("state")}
-            if any(unit.record is None or unit.path in self._doubted for unit in live.values()):
+            if any(unit.record is None for unit in live.values()):
                 return None
             now = store_position(self._run_dir, root, live, self._needed)
             if before is not None and before.stamp == now.stamp:

@@ -176,7 +176,7 @@ def _mixed(found: Found) -> DamagedStoreError:
     return DamagedStoreError(
         f"the store holds a mixture that no interruption leaves ({text}): was it copied or "
         "restored in parts? Restore it as a whole, or start over with --fresh; the verb verify "
-        "names a file that does not belong where it is"
+        "lists the files that are damaged"
     )
 
 
