@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -23,6 +24,7 @@ from swaptrain.store.check.findings import Verification
 from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.check.verify import Verifier
 from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.root import create_root, read_root
 from swaptrain.store.slots.slots import Slots
 from swaptrain.verbs.train import train
 from swaptrain.verbs.verify import verify_run
@@ -164,6 +166,32 @@ def test_repair_restores_what_a_snapshot_has(run_dir: Path) -> None:
     assert after == before
 
 
+def test_a_record_that_was_exchanged_is_damage_like_any_other(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each chunk that it is not true of is named, nothing is written, and a snapshot helps."""
+    before = final_state(run_dir)
+    link = run_dir / "snapshots" / "00000002" / "001"
+    slots = live(run_dir, 1), run_dir / "slots" / Path(os.readlink(link)).name
+    records = [slot / "zarr.json" for slot in slots]
+    contents = [path.read_bytes() for path in records]
+    for path, content in zip(records, reversed(contents), strict=True):
+        path.write_bytes(content)
+    damaged = {path: path.read_bytes() for path in (run_dir / "slots").rglob("*") if path.is_file()}
+    wrong = {finding.damage.path for finding in looked_at(run_dir).findings}
+    assert wrong >= {chunk for slot in slots for chunk in slot.glob("*/c/0")}
+    with pytest.raises(DamagedStoreError, match="mixture") as refused:
+        train(config_of(run_dir, {**TREE, "train": {"steps": 5}}))
+    assert "--from-step 4 goes back" in "".join(refused.value.__notes__)
+    assert main(["verify", str(run_dir), "--repair"]) == 3
+    out, err = capsys.readouterr()
+    assert "restored /" not in out
+    assert "--from-step 4 goes back to a snapshot that verifies whole" in err
+    assert {path: path.read_bytes() for path in damaged} == damaged
+    train(config_of(run_dir, TREE), from_step=4)
+    assert final_state(run_dir) == before
+
+
 def test_a_record_of_frozen_parameters_is_no_states(tmp_path: Path) -> None:
     """Of the same segment, and whole: what it names is not there, and is not what is damaged."""
     tree = {
@@ -186,16 +214,17 @@ def test_a_record_of_frozen_parameters_is_no_states(tmp_path: Path) -> None:
 
 
 def test_a_slot_that_was_overwritten_is_mended_chunk_by_chunk(run_dir: Path) -> None:
-    """Where no record is true of what lies there, the record is believed."""
+    """Its record is of the step that the other live slots are of, so it is believed."""
     before = final_state(run_dir)
-    for path in live(run_dir, 1).glob("*/c/0"):
+    chunks = list(live(run_dir, 1).glob("*/c/0"))
+    for path in chunks:
         flip(path)
-    assert looked_at(run_dir).findings
+    assert {finding.damage.path for finding in looked_at(run_dir).findings} == set(chunks)
     assert main(["verify", str(run_dir), "--repair"]) == 0
     assert final_state(run_dir) == before
 
 
-@pytest.mark.parametrize("copy", ["whole", "damaged"])
+@pytest.mark.parametrize("copy", ["whole", "damaged", "alike in one chunk"])
 def test_chunks_of_a_slot_with_another_steps_record_are_not_overwritten(
     run_dir: Path, copy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,11 +236,51 @@ def test_chunks_of_a_slot_with_another_steps_record_are_not_overwritten(
     (slot / "zarr.json").write_bytes((older / "zarr.json").read_bytes())
     if copy == "damaged":
         flip(older / "weights" / "c" / "0")
+    if copy == "alike in one chunk":
+        shutil.copyfile(older / "exp_avg" / "c" / "0", slot / "exp_avg" / "c" / "0")
     before = {path: path.read_bytes() for path in slot.glob("*/c/0")}
     assert main(["verify", str(run_dir), "--repair"]) == 3
     out, _ = capsys.readouterr()
     assert "no other copy: segment 1" in out
-    assert "restored" not in out
+    assert "restored /" not in out
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_record_of_another_step_is_not_taken_over(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where it is true of all chunks: the rest of the live state is not of that step."""
+    train(config_of(run_dir, {**TREE, "train": {"steps": 5}}))
+    slot = live(run_dir, 1)
+    link = run_dir / "snapshots" / "00000004" / "001"
+    older = run_dir / "slots" / Path(os.readlink(link)).name
+    for path in older.glob("*/c/0"):
+        shutil.copyfile(path, slot / path.relative_to(older))
+    flip(slot / "zarr.json")
+    assert main(["verify", str(run_dir), "--repair"]) == 3
+    assert "restored /" not in capsys.readouterr().out
+
+
+def test_chunks_without_a_copy_keep_no_others_from_being_mended(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a slot whose every chunk is wrong, each is known by its own checksum."""
+    slot, kept = live(run_dir, 1), run_dir / "snapshots" / "00000004" / "001"
+    for path in (*slot.glob("*/c/0"), kept / "weights" / "c" / "0"):
+        flip(path)
+    assert main(["verify", str(run_dir), "--repair"]) == 3
+    assert capsys.readouterr().out.count("restored ") == 2
+    wrong = {str(finding.damage.path) for finding in looked_at(run_dir).findings}
+    assert {Path(path).parts[-3] for path in wrong} == {"weights"}
+
+
+def test_repair_ends_where_every_slot_is_another_models(run_dir: Path) -> None:
+    """The records are whole, and true of their chunks, but the root says another model."""
+    root = read_root(run_dir)
+    assert root is not None
+    create_root(run_dir, dataclasses.replace(root, fingerprint="another"))
+    before = {path: path.read_bytes() for path in run_dir.glob("slots/*/zarr.json")}
+    assert main(["verify", str(run_dir), "--repair"]) == 3
     assert {path: path.read_bytes() for path in before} == before
 
 
