@@ -268,14 +268,13 @@ def odd_data() -> list[dict[str, Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("wave", [1, 3])
-def test_odd_operations_are_saved_or_recomputed_but_never_wrong(wave: int, tmp_path: Path) -> None:
+def test_odd_operations_are_saved_or_recomputed_but_never_wrong(tmp_path: Path) -> None:
     """Cut wherever a cut is legal, with what can be saved saved, the losses are plain PyTorch's."""
     tree: dict[str, Any] = {
         "model": {"python": "tests.compute.test_saved_tensors:odd"},
         "data": {"python": "tests.compute.test_saved_tensors:odd_data", "micro_batches": 3},
         "memory": {"segment": "4KiB"},
-        "train": {"steps": 3, "recompute": False, "wave": wave},
+        "train": {"steps": 3, "recompute": False},
     }
     config = config_of(tmp_path / "run", tree)
     assert losses(trained(config)) == reference(config).losses

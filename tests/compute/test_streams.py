@@ -58,7 +58,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": {"clip_norm": 0.3},
     },
     "clipped": {"optimizer": {"clip_norm": 0.3}},
-    "waves": {"train": {"wave": 2}},
     "trees": {"store": {"commit_every": 2}},
     "evaluated": {
         "eval": {"python": "tests.support.datasets:text", "every": 1, "batches": 2},
@@ -95,7 +94,7 @@ def _leave(monkeypatch: pytest.MonkeyPatch, *, instructions: float) -> None:
         ("bfloat16", "parts"),
         ("tied", "clipped"),
         ("masked", "fused"),
-        ("batch-norm", "waves"),
+        ("batch-norm", "fused"),
         ("batch-norm", "clipped"),
         ("batch-norm", "evaluated"),
     ],
@@ -125,7 +124,7 @@ def test_late_copies_change_no_bit(
     assert_same_bits(weights(copied), weights(plain))
 
 
-@pytest.mark.parametrize("settings", ["fused", "clipped", "waves", "trees", "parts-clipped"])
+@pytest.mark.parametrize("settings", ["fused", "clipped", "trees", "parts-clipped"])
 def test_a_stop_finds_nothing_under_way(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +319,7 @@ def test_what_the_next_segment_needs_comes_spread_over_the_micro_batches(
     assert 0 < largest[8] <= largest[1] / 2
 
 
-@pytest.mark.parametrize("settings", ["fused", "clipped", "waves"])
+@pytest.mark.parametrize("settings", ["fused", "clipped"])
 def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,15 +348,12 @@ def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
     for micro_batches in (4, 8):
         config = _config(tmp_path / str(micro_batches), "llama", settings)
         data = config.data.model_copy(update={"micro_batches": micro_batches})
-        wave = config.train.wave and micro_batches // 2
-        train = config.train.model_copy(update={"wave": wave})
-        config = config.model_copy(update={"data": data, "train": train})
-        trained(config)
+        trained(config.model_copy(update={"data": data}))
         sent[micro_batches] = put_bytes
     assert sent[4] == sent[8]
     steps = len(losses(tmp_path / "8"))
     state_bytes = 12 * sum(tensor.numel() for tensor in weights(tmp_path / "8").values())
-    sums_bytes = {"fused": 0, "clipped": state_bytes // 3, "waves": state_bytes // 3}[settings]
+    sums_bytes = {"fused": 0, "clipped": state_bytes // 3}[settings]
     assert sent[8] == steps * (state_bytes + sums_bytes)
 
 

@@ -38,7 +38,6 @@ MODES: dict[str, dict[str, Any]] = {
         "memory": {"segment": "64KiB"},
         "optimizer": {"clip_norm": 0.3},
     },
-    "waves": {**TREE, "train": {"steps": 2, "wave": 1}},
     "trees": {**TREE, "store": {"commit_every": 2}},
 }
 

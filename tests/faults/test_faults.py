@@ -30,8 +30,8 @@ def _plan(folder: Path, mode: str, start: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "start"),
     [
-        *(("fused", "nothing"), ("clipped", "interrupted"), ("trees", "nothing")),
-        *(("waves", "nothing"), ("parts", "interrupted")),
+        *(("fused", "nothing"), ("clipped", "interrupted")),
+        *(("trees", "nothing"), ("parts", "interrupted")),
     ],
 )
 def test_a_fault_ends_in_one_message_and_the_run_goes_on_to_the_same_bits(

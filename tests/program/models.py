@@ -85,7 +85,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
 
 @st.composite
 def builders(draw: st.DrawFn, *, deferred: bool | None = None) -> StepBuilder:
-    """Draw a model with a number of micro-batches, a wave and the kind of update."""
+    """Draw a model with a number of micro-batches and the kind of update."""
     model = draw(models())
     micro_batches = draw(st.integers(1, 5))
     arrays = {s.index: list(segment_arrays(model, s, "bfloat16", moments)) for s in model.segments}
@@ -94,7 +94,7 @@ def builders(draw: st.DrawFn, *, deferred: bool | None = None) -> StepBuilder:
         "bfloat16",
         arrays,
         micro_batches,
-        draw(st.integers(1, micro_batches)),
+        micro_batches,
         draw(st.booleans()) if deferred is None else deferred,
         {
             k: draw(st.integers(1, 3))

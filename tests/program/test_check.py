@@ -100,7 +100,7 @@ def accumulators(program: Program) -> set[ObjectKey]:
 @settings(max_examples=150, deadline=None)
 @given(builder=builders())
 def test_every_step_passes(builder: StepBuilder) -> None:
-    """Fused and deferred, in any wave, over skips, tied and frozen parameters and buffers."""
+    """Fused and deferred, over skips, tied and frozen parameters and buffers."""
     program = builder.step()
     peaks = check_program(program, size)
     touched = max(len(set(i.touches)) for i in program)
@@ -132,8 +132,7 @@ def test_a_step_leaves_nothing_behind(builder: StepBuilder) -> None:
 @settings(max_examples=150, deadline=None)
 @given(builder=builders(deferred=False))
 def test_a_resumed_step_passes_with_the_hand_off_alone(builder: StepBuilder) -> None:
-    """From each commit of a one-wave step on, the gradients alive then are all that is needed."""
-    builder = replace(builder, wave=builder.micro_batches)
+    """From each commit of a step on, the gradients alive then are all that is needed."""
     alive: set[ObjectKey] = set()
     program = builder.step()
     for instruction in program:

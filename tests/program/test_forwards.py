@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,8 +55,7 @@ def test_whatever_is_there_the_rest_of_the_step_is_whole(
 @settings(max_examples=100, deadline=None)
 @given(builder=builders())
 def test_with_everything_there_no_forward_is_run(builder: StepBuilder) -> None:
-    """In one wave; with several, segments with buffers run theirs."""
-    builder = replace(builder, wave=builder.micro_batches)
+    """But those of segments with buffers whose update of the step before is to be done."""
     whole = builder.step()
     assert not forwards(builder.step(present=recoverable(whole)))
     with_buffers = {s.index for s in builder.model.segments if s.buffers}
@@ -70,7 +67,6 @@ def test_with_everything_there_no_forward_is_run(builder: StepBuilder) -> None:
 @given(builder=builders())
 def test_a_gradient_never_overwrites_one_that_a_commit_named(builder: StepBuilder) -> None:
     """From one commit to the next nothing is written to the row of a gradient that it hands on."""
-    builder = replace(builder, wave=builder.micro_batches)
     live: set[ObjectKey] = set()
     named: set[tuple[str, int, int]] = set()
     for instruction in builder.step():

@@ -63,7 +63,7 @@ def test_nor_where_a_disk_does_not_pass_on_that_all_of_it_be_flushed() -> None:
 @pytest.mark.parametrize(
     "mode",
     [
-        *("fused", "clipped", "batch-norm", "batch-norm-clipped", "waves", "trees"),
+        *("fused", "clipped", "batch-norm", "batch-norm-clipped", "trees"),
         *("trees-clipped", "two-disks"),
         *("frozen", "text", "longer", "fresh", "snapshots", "back", "trees-back"),
         *("parts", "parts-clipped"),

@@ -147,9 +147,7 @@ class Runs:
 
     def done_again(self) -> list[Again]:
         """Return what each process since `reset` did that an earlier one had completed."""
-        m = self.config.data.micro_batches
-        wave = self.config.train.wave or m
-        return repeated(lives(self.log), last_wave=(m - 1) // wave * wave)
+        return repeated(lives(self.log))
 
     def too_much_again(self) -> str | None:
         """Say where a process did more again than a forward or the backwards that are allowed."""
@@ -157,7 +155,7 @@ class Runs:
             return None  # it goes back to the last commit of the whole store
         for again in self.done_again():
             backwards = self.config.store.repeats or 2
-            if not again.within(backwards) and not again.restarted_wave:
+            if not again.within(backwards):
                 return f"done again: {again.instructions}"
         return None
 

@@ -47,8 +47,6 @@ class Again:
     """What one process did that an earlier one had completed."""
 
     instructions: tuple[Done, ...]
-    restarted_wave: bool
-    """Whether the step had several waves and nothing of its last one was committed."""
 
     def within(self, backwards: int) -> bool:
         """Whether all of it is one segment's forward or so many segments' backwards, of one step.
@@ -63,18 +61,11 @@ class Again:
         return len(segments) <= most and max(len(steps), len(directions), len(updates)) <= 1
 
 
-def repeated(found: list[list[Done]], *, last_wave: int = 0) -> list[Again]:
-    """Return what each process but the first did again; `last_wave` is that wave's first number."""
+def repeated(found: list[list[Done]]) -> list[Again]:
+    """Return what each process but the first did again."""
     done: set[Done] = set(found[0])
     result = []
     for life in found[1:]:
-        again = tuple(entry for entry in life if entry in done)
-        steps = {entry[0] for entry in again if entry[1] != "update"}
-        highest = max((entry[2] for entry in done), default=0)
-        committed = any(
-            step in steps and operation == "backward" and m >= last_wave and segment < highest
-            for step, operation, segment, m in done
-        )
-        result.append(Again(again, restarted_wave=last_wave > 0 and not committed))
+        result.append(Again(tuple(entry for entry in life if entry in done)))
         done.update(life)
     return result

@@ -30,7 +30,6 @@ STATES: dict[str, tuple[dict[str, Any], int | None]] = {
     "finished": (MLP, None),
     "inside a step": (MLP, 4),
     "update pending": ({**MLP, "optimizer": {"clip_norm": 0.1}}, 4),
-    "inside a wave": ({**MLP, "train": {"steps": 2, "wave": 1}}, 4),
     "two trees": ({**MLP, "store": {"commit_every": 2}, "train": {"steps": 4}}, 7),
 }
 """By name: the config, and the number of the switch in which the disk fails, if it does."""

@@ -41,8 +41,6 @@ MODELS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "large": {"memory": {"host": "1GiB"}},
     "small": {"memory": {"host": "40MiB"}},
-    "wave-1": {"train": {"wave": 1}},
-    "wave-2": {"train": {"wave": 2}},
     "commit-every-3": {"store": {"commit_every": 3}},
 }
 
@@ -84,8 +82,8 @@ def test_a_run_equals_the_reference_loop(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bits_do_not_depend_on_memory_waves_and_commits(name: str, tmp_path: Path) -> None:
-    """Budgets, waves and the commit interval change traffic and not a single bit."""
+def test_bits_do_not_depend_on_memory_and_commits(name: str, tmp_path: Path) -> None:
+    """Budgets and the commit interval change traffic and not a single bit."""
     first = outcome(config_with(tmp_path / "first", name, {}))
     for label, settings in SETTINGS.items():
         other = outcome(config_with(tmp_path / label, name, settings))

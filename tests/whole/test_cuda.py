@@ -29,7 +29,7 @@ def _tree(model: str, settings: str, host: str, **train: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("model", MODELS)
-def test_budgets_waves_and_what_is_saved_do_not_change_the_bits(
+def test_budgets_and_what_is_saved_do_not_change_the_bits(
     model: str, settings: str, tmp_path: Path
 ) -> None:
     """On one device, with deterministic kernels."""

@@ -38,7 +38,6 @@ CNN: dict[str, Any] = {
 MODES = {
     "fused": GPT,
     "clipped": {**CNN, "optimizer": {"clip_norm": 0.3}},
-    "waves": {**CNN, "train": {"steps": 2, "wave": 1}},
     "trees": {**GPT, "store": {"commit_every": 2}},
     "frozen": {
         **GPT,
@@ -153,7 +152,6 @@ SWEPT: dict[str, tuple[dict[str, Any], str]] = {
         "inside",
     ),
     "clipped": ({**CNN, "train": {"steps": 3}, "optimizer": {"clip_norm": 0.3}}, "inside"),
-    "waves": ({**CNN, "train": {"steps": 3, "wave": 1}}, "inside"),
     "tied": ({**GPT, "memory": {"segment": "32KiB"}, "train": {"steps": 3}}, "inside"),
     "trees": ({**GPT, "store": {"commit_every": 2}, "train": {"steps": 4}}, "between"),
 }

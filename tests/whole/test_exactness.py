@@ -52,14 +52,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one-segment": {},
     "segments": {"memory": {"segment": "64KiB"}, "train": {"recompute": True}},
     "many-segments": {"memory": {"segment": "4KiB"}, "train": {"recompute": False}},
-    "waves": {"memory": {"segment": "16KiB"}, "train": {"wave": 2, "recompute": True}},
     "clipped": {
         "memory": {"segment": "16KiB"}, "optimizer": {"clip_norm": 0.3},
         "train": {"recompute": False},
-    },
-    "clipped-waves": {
-        "memory": {"segment": "64KiB"}, "optimizer": {"clip_norm": 0.3},
-        "train": {"wave": 1, "recompute": False},
     },
     "sgd": {"memory": {"segment": "16KiB"}, "optimizer": SGD},
 }  # fmt: skip

@@ -128,7 +128,7 @@ CONFIG: dict[str, Any] = {
         "schedule": {"name": "cosine", "warmup_steps": 2},
     },
     "eval": {"python": "tests.support.datasets:vectors", "every": 2, "batches": 2},
-    "train": {"steps": 5, "seed": 3, "threads": 1, "wave": None},
+    "train": {"steps": 5, "seed": 3, "threads": 1},
     "store": {"paths": None, "chunk": "64KiB", "commit_every": 1, "keep": {"every": 2, "last": 1}},
     "device": "cpu",
 }  # fmt: skip

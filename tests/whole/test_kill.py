@@ -44,11 +44,8 @@ MODES: dict[str, dict[str, Any]] = {
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "parts-trees": {**GPT, **PARTS, **TREES, "store": {**PARTS["store"], **TREES["store"]}},
-    "waves": {**GPT, "train": {"steps": 4, "wave": 2}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
-    "batch-norm-waves": {**CNN, "train": {"steps": 4, "wave": 1}},
-    "batch-norm-clipped-waves": {**CNN, **CLIPPED, "train": {"steps": 4, "wave": 1}},
     "trees": {**GPT, **TREES, **EVALUATED},
     "trees-clipped": {**CNN, **TREES, **CLIPPED},
 }

@@ -36,16 +36,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_first_update(
     assert versions == {"1"}
 
 
-@pytest.mark.parametrize("wave", [None, 1])
 @pytest.mark.parametrize("clip_norm", [None, 0.3])
 def test_data_that_were_mended_are_computed_with_anew(
-    clip_norm: float | None, wave: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that a forward made of the NaN is believed: the run ends as if it had not been."""
     tree = {
         **POISONED,
         "optimizer": {"clip_norm": clip_norm},
-        "train": {"steps": 4, "seed": 3, "threads": 1, "wave": wave},
+        "train": {"steps": 4, "seed": 3, "threads": 1},
     }
     with pytest.raises(RunError, match="If its data are at fault, mend them"):
         trained(config_of(tmp_path / "run", tree))

@@ -155,15 +155,12 @@ def test_what_a_run_was_created_with_cannot_change(tmp_path: Path) -> None:
     assert {path: path.lstat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
 
-@pytest.mark.parametrize("waves", [(2, 3), (None, 1), (1, 2)])
-def test_budget_and_wave_change_in_the_middle_of_a_step(
-    waves: tuple[int | None, int], tmp_path: Path
-) -> None:
-    """A step that was begun with one wave and budget is completed with others: same bits."""
+def test_the_budget_changes_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """A step that was begun with one budget is completed with another: same bits."""
     whole = trained(config_of(tmp_path / "whole", GPT))
     run_dir = tmp_path / "run"
-    interrupted(config_of(run_dir, changed(GPT, train={"wave": waves[0]})), 6)
-    tree = changed(GPT, train={"wave": waves[1]}, memory={"host": "200MiB"})
+    interrupted(config_of(run_dir, GPT), 6)
+    tree = changed(GPT, memory={"host": "200MiB"})
     same_end(trained(config_of(run_dir, tree)), whole)
 
 

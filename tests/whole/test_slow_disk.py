@@ -21,7 +21,6 @@ MODES: dict[str, dict[str, Any]] = {
     "fused": {},
     "saving": {"train": {"recompute": False}},
     "clipped": {"optimizer": {"clip_norm": 0.3}},
-    "waves": {"train": {"wave": 2}},
     "trees": {"store": {"commit_every": 2}},
 }
 

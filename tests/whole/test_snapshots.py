@@ -44,7 +44,6 @@ TREES = {"store": {"commit_every": 4}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**CNN, **CLIPPED},
-    "waves": {**GPT, "train": {"steps": 6, "wave": 2}},
     "trees": {**GPT, **TREES},
     "trees-clipped": {**CNN, **CLIPPED, **TREES},
 }
@@ -81,7 +80,7 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-SLOW = {"waves", "trees-clipped"}
+SLOW = {"trees-clipped"}
 
 
 @pytest.mark.parametrize(
