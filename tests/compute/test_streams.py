@@ -109,7 +109,7 @@ def test_late_copies_change_no_bit(
     make_durable = Executor._make_durable
 
     def after_its_copies(*args: Any) -> None:
-        sums = args[1].operation in (Operation.KEEP, Operation.SETTLE)
+        sums = args[1].operation is Operation.SETTLE
         for key in args[1].touches if sums else (*args[1].changes, *args[1].writes):
             stays = not sums and key.kind is Kind.ACCUMULATOR  # the next one goes on with it
             memory = args[2][key].tensor(torch.uint8, args[2][key].nbytes)

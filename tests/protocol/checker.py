@@ -64,7 +64,7 @@ class Report:
     """Whether the enumeration came to its end within the limit."""
     repeated: int = 0
     """The most segments whose backward, or forward, was done again after a kill, where the protocol
-    bounds it: not in a step that is not in its last wave, nor where whole trees are committed."""
+    bounds it: not where whole trees are committed."""
 
     @property
     def lost_count(self) -> int:
@@ -138,14 +138,11 @@ class _Checker:
 
     def again(self, start: Start, done: Done, step: int) -> int:
         """Return of how many segments a pass is repeated."""
-        builder, decision = self.scenario.builder, start.decision
+        decision = start.decision
         if self.scenario.commit_every > 1 or decision.step > step:
             return 0
-        continued = decision.action is Action.CONTINUE
-        if builder.wave < builder.micro_batches and not continued:
-            return 0
         backwards = {k for what, k in done if what == "backward"}
-        if continued:
+        if decision.action is Action.CONTINUE:
             backwards = {k for k in backwards if k <= decision.segment}
         forwards = {k for what, k in done if what == "forward" and k in start.script.forwards}
         return max(len(backwards), len(forwards) if self.scenario.values else 0)

@@ -48,11 +48,10 @@ class DiskOps:
         """Count an instruction: one that settles, when what was left before it is durable."""
         if self.scenario.commit_every == 1 and settles and Rule.ONE_SEGMENT in self.rules:
             now.ops.append(("barrier",))
-        k, m = instruction.segment, instruction.micro_batch
+        k = instruction.segment
         if instruction.operation is Operation.FORWARD:
             now.ops.append(("done", "forward", k))
-        backward = instruction.operation in (Operation.TURN, Operation.BACKWARD)
-        if backward and m >= self.scenario.last_wave:
+        if instruction.operation in (Operation.TURN, Operation.BACKWARD):
             now.ops.append(("done", "backward", k))
 
     def observe(self, now: Step, instruction: Instruction) -> None:
@@ -125,36 +124,32 @@ class DiskOps:
         return tree
 
     def keep(self, now: Step, instruction: Instruction) -> None:
-        """Keep a finished gradient with the hand-off, or the sums before the last wave."""
-        if instruction.operation is Operation.KEEP and Rule.SUMS_KEPT not in self.rules:
-            return
-        k, m = instruction.segment, instruction.micro_batch
-        finished = instruction.operation is Operation.SETTLE
-        sums = {}
+        """Keep a finished gradient, and the buffers that belong to it, with the hand-off."""
+        k = instruction.segment
+        kept = {}
         places: dict[Place, Any] = {}
         for key in instruction.reads:
             if key.kind is Kind.STATE and Rule.BUFFERS_KEPT not in self.rules:
                 continue
-            sums[key] = now.memory.objects[key]
-            places[self.places.kept_place(key, finished=finished)] = sums[key]
-        count = self.builder.micro_batches if finished else m + 1
+            kept[key] = now.memory.objects[key]
+            places[self.places.kept_place(key)] = kept[key]
         losses, norms = now.memory.ledger.frozen()
         norms = self.owned(k, norms)
-        live, in_memory = self._handoff(now) if finished else ((), {})
+        live, in_memory = self._handoff(now)
         if Rule.HANDOFF not in self.rules:
             in_memory = {}
-        record = ("kept", k, now.version, count, live, losses, norms, tuple(sums.items()))
-        place: Place = ("kept" if finished else "sums", k, "record")
+        record = ("kept", k, now.version, tuple(kept.items()), live, losses, norms)
+        place: Place = ("kept", k, "record")
         job = (
             write({**places, **in_memory}),
-            flush(places, Rule.SUMS_FLUSHED, self.rules),
+            flush(places, Rule.GRADIENT_FLUSHED, self.rules),
             flush(in_memory, Rule.HANDOFF_FLUSHED, self.rules),
             write({place: record}),
-            flush([place], Rule.SUMS_FLUSHED, self.rules),
+            flush([place], Rule.GRADIENT_FLUSHED, self.rules),
         )
         now.ops.append(("submit", job))
-        if finished and Rule.GRADIENT_AWAITED in self.rules:
-            now.awaited.update(key for key in sums if key.kind is Kind.ACCUMULATOR)
+        if Rule.GRADIENT_AWAITED in self.rules:
+            now.awaited.update(key for key in kept if key.kind is Kind.ACCUMULATOR)
 
     def save(self, now: Step, instruction: Instruction) -> None:
         """Keep what a forward made, and the buffers behind the last one of its segment."""
@@ -188,7 +183,7 @@ class DiskOps:
                     now.ops.append(("barrier",))
                     now.awaited.discard(key)
                 if self.scenario.journal:
-                    place = self.places.kept_place(key, finished=True)
+                    place = self.places.kept_place(key)
                     now.ops.append(write({place: now.memory.objects[key]}))
 
     def owned(self, k: int, norms: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

@@ -38,18 +38,16 @@ class Places:
             for key in instruction.writes:
                 if key.kind is Kind.GRADIENT:
                     places[self.row(key)] = None
-            if instruction.operation in (Operation.KEEP, Operation.SETTLE):
-                finished = instruction.operation is Operation.SETTLE
-                places["kept" if finished else "sums", instruction.segment, "record"] = None
-                for key in instruction.reads:
-                    places[self.kept_place(key, finished=finished)] = None
+            if instruction.operation is Operation.SETTLE:
+                places["kept", instruction.segment, "record"] = None
+                places.update(dict.fromkeys(map(self.kept_place, instruction.reads)))
         if self.scenario.values:
             places.update(dict.fromkeys(map(self.value_place, recoverable(step))))
         return list(places)
 
-    def kept_place(self, key: ObjectKey, *, finished: bool) -> Place:
-        """Return where a finished gradient, or a sum, or buffers are kept beside their slot."""
-        return ("kept" if finished else "sums", key.segment, key.name)
+    def kept_place(self, key: ObjectKey) -> Place:
+        """Return where a finished gradient, or its buffers, are kept beside their slot."""
+        return ("kept", key.segment, key.name)
 
     def value_place(self, key: ObjectKey) -> Place:
         """Return where a value, or buffers, lie on the disk between forward and backward."""

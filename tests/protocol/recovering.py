@@ -64,24 +64,20 @@ class Recovery:
             written = frozenset(k for k in scenario.stored if self._is_written(image, k))
             return Start(self.scripts.creation(written), decide(Found(None)))
         records = {k: self._record(image, ("live", k)) for k in scenario.stored}
-        kept = self._kept(image, finished=True) if scenario.journal else None
+        kept = self._kept(image) if scenario.journal else None
         decision, handoff = self._decide(image, records, kept)
         state = self._state(image, records)
         sums: dict[ObjectKey, int] = {}
         awaited: set[ObjectKey] = set()
         if decision.action is Action.CONTINUE:
-            first = min((key.micro_batch for key in handoff), default=0)
-            if first:
-                self._adopt_sums(image, decision, first, state, sums)
             above = {k: row for k, row in (kept or {}).items() if k > decision.segment}
             for record in above.values():
-                awaited |= self._adopt(image, record, state, sums, finished=True)
+                awaited |= self._adopt(image, record, state, sums)
             ledger = _ledger(records if kept is None else above, decision.step)
             cut = self._metrics(image, decision.done, Ledger())
         else:
-            first = 0
             for k in decision.pending:
-                awaited |= self._adopt(image, (kept or {})[k], state, sums, finished=True)
+                awaited |= self._adopt(image, (kept or {})[k], state, sums)
             of_step = kept and all(row[2] == decision.done for row in kept.values())
             ledger = _ledger(kept if kept and of_step else records, decision.done)
             cut = self._metrics(image, decision.done, ledger)
@@ -91,7 +87,6 @@ class Recovery:
             decision.step,
             tuple(state.items()),
             top=decision.segment if decision.action is Action.CONTINUE else None,
-            from_micro_batch=first,
             pending=decision.pending,
             sums=tuple(sums.items()),
             awaited=frozenset(awaited),
@@ -129,29 +124,9 @@ class Recovery:
         )
         return decide(found), handoff
 
-    def _adopt_sums(
-        self,
-        image: Image,
-        decision: Decision,
-        first: int,
-        state: dict[ObjectKey, int],
-        sums: dict[ObjectKey, int],
-    ) -> None:
-        rows = self._kept(image, finished=False)
-        for k in self.scripts.scenario.stored:
-            if k > decision.segment:
-                continue
-            if k not in rows or rows[k][2] != decision.step or rows[k][3] != first:
-                raise LostError(f"the sums of segment {k} are missing")
-            self._adopt(image, rows[k], state, sums, finished=False)
-
     def _values(self, image: Image, context: Context) -> tuple[tuple[ObjectKey, int], ...]:
         """Return what an earlier process left of the step's forwards."""
-        program = self.scripts.builder.step(
-            pending_updates=context.pending,
-            top=context.top,
-            from_micro_batch=context.from_micro_batch,
-        )
+        program = self.scripts.builder.step(pending_updates=context.pending, top=context.top)
         found = []
         for key in recoverable(program):
             content = self.disk.read(image, self.scripts.places.value_place(key))
@@ -226,13 +201,10 @@ class Recovery:
             for key, content in self.scripts.arrays(k, record[3])
         }
 
-    def _kept(self, image: Image, *, finished: bool) -> dict[int, Any]:
+    def _kept(self, image: Image) -> dict[int, Any]:
         rows = {}
         for k in self.scripts.scenario.stored:
-            place: Place = ("kept" if finished else "sums", k, "record")
-            if place not in self.disk.index:
-                continue  # the highest one with state keeps none: its own commit comes first
-            record = self.disk.read(image, place)
+            record = self.disk.read(image, ("kept", k, "record"))
             if isinstance(record, tuple):
                 rows[k] = record
         return rows
@@ -243,16 +215,13 @@ class Recovery:
         record: Any,
         state: dict[ObjectKey, int],
         sums: dict[ObjectKey, int],
-        *,
-        finished: bool,
     ) -> set[ObjectKey]:
-        """Take over what was kept of a segment; return the finished gradients of it."""
-        for key, content in record[7]:
-            place = self.scripts.places.kept_place(key, finished=finished)
-            if self.disk.read(image, place) != content:
+        """Take over what was kept of a segment; return the finished gradient of it."""
+        for key, content in record[3]:
+            if self.disk.read(image, self.scripts.places.kept_place(key)) != content:
                 raise LostError(f"what was kept of segment {key.segment} does not verify")
             (sums if key.kind is Kind.ACCUMULATOR else state)[key] = content
-        return {key for key, _ in record[7] if finished and key.kind is Kind.ACCUMULATOR}
+        return {key for key, _ in record[3] if key.kind is Kind.ACCUMULATOR}
 
     def _metrics(self, image: Image, done: int, ledger: Ledger) -> int | None:
         """Return how many lines there have to be; None where there are as many."""

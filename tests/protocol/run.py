@@ -61,12 +61,6 @@ class Scenario:
         """Whether finished gradients are kept beside the slots."""
         return self.builder.deferred and self.commit_every == 1
 
-    @property
-    def last_wave(self) -> int:
-        """The first micro-batch of the step's last wave."""
-        wave = self.builder.wave
-        return (self.builder.micro_batches - 1) // wave * wave
-
     def shape_class(self, k: int) -> str:
         return "a" if self.alike else f"c{k}"
 
@@ -89,10 +83,9 @@ class Context:
     state: tuple[tuple[ObjectKey, int], ...]
     tree: str = "a"
     top: int | None = None
-    from_micro_batch: int = 0
     pending: tuple[int, ...] = ()
     sums: tuple[tuple[ObjectKey, int], ...] = ()
-    """Finished gradients whose update is pending, and sums of the waves before the last one."""
+    """Finished gradients whose update is pending."""
     awaited: frozenset[ObjectKey] = frozenset()
     present: tuple[tuple[ObjectKey, int], ...] = ()
     """What an earlier process left of the step's forwards."""

@@ -52,12 +52,9 @@ def network(
     return ModelSpec(parameters, mutated, values, specs, "loss", "-")
 
 
-def _steps(
-    model: ModelSpec, *, micro_batches: int = 1, wave: int | None = None, deferred: bool = False
-) -> StepBuilder:
+def _steps(model: ModelSpec, *, micro_batches: int = 1, deferred: bool = False) -> StepBuilder:
     arrays = {s.index: list(segment_arrays(model, s, "bfloat16", moments)) for s in model.segments}
-    wave = micro_batches if wave is None else wave
-    return StepBuilder(model, "bfloat16", arrays, micro_batches, wave, deferred)
+    return StepBuilder(model, "bfloat16", arrays, micro_batches, micro_batches, deferred)
 
 
 _SHARED = {"tied": True, "skip": True}
@@ -92,7 +89,6 @@ SMALL = [
         spills=True,
     ),
     Scenario("deferred, two repeated", _steps(network(3), deferred=True), steps=1, repeats=2),
-    Scenario("waves, buffers", _steps(network(2, buffers=(1, 2)), micro_batches=2, wave=1)),
     Scenario(
         "deferred, tied, two disks", _steps(network(3, tied=True), deferred=True), steps=1, disks=2
     ),
@@ -100,8 +96,8 @@ SMALL = [
         "deferred, buffers, spilled", _steps(network(2, buffers=(2,)), deferred=True), spills=True
     ),
     Scenario(
-        "deferred, waves",
-        _steps(network(2, buffers=(1,)), micro_batches=2, wave=1, deferred=True),
+        "deferred, 2 micro-batches",
+        _steps(network(2, buffers=(1,)), micro_batches=2, deferred=True),
         steps=1,
         spills=True,
     ),
@@ -131,21 +127,6 @@ LARGE = [
         steps=3,
         spills=True,
     ),
-    Scenario(
-        "waves, tied, several readers",
-        _steps(network(3, **_SHARED), micro_batches=2, wave=1),
-    ),
-    Scenario(
-        "waves, 3 micro-batches, buffers, spilled",
-        _steps(network(2, buffers=(1, 2)), micro_batches=3, wave=2),
-        steps=3,
-        spills=True,
-    ),
-    Scenario(
-        "waves, 3 segments, buffers",
-        _steps(network(3, buffers=(1, 2)), micro_batches=2, wave=1),
-        disks=2,
-    ),
     Scenario("deferred, 3 segments", _steps(network(3, buffers=(2,)), deferred=True), disks=2),
     Scenario(
         "deferred, 3 segments, spilled",
@@ -153,8 +134,8 @@ LARGE = [
         spills=True,
     ),
     Scenario(
-        "deferred, waves, tied",
-        _steps(network(2, tied=True, buffers=(1,)), micro_batches=2, wave=1, deferred=True),
+        "deferred, tied, 2 micro-batches",
+        _steps(network(2, tied=True, buffers=(1,)), micro_batches=2, deferred=True),
         steps=3,
         spills=True,
     ),
@@ -178,11 +159,6 @@ LARGE = [
     Scenario(
         "values, 2 micro-batches",
         _steps(network(3, buffers=(1,)), micro_batches=2),
-        values=True,
-    ),
-    Scenario(
-        "values, waves",
-        _steps(network(2, buffers=(1,)), micro_batches=2, wave=1),
         values=True,
     ),
     Scenario(

@@ -131,7 +131,6 @@ class Scripts:
         program = self.builder.step(
             pending_updates=context.pending,
             top=context.top,
-            from_micro_batch=context.from_micro_batch,
             present=[key for key, _ in context.present],
         )
         self._adopt_values(now, program, context)
@@ -182,10 +181,7 @@ class Scripts:
             self.disk.observe(now, instruction)
             if instruction.operation is Operation.UPDATE:
                 self._update(now, instruction, update_step, deferred=deferred)
-            elif self.scenario.commit_every == 1 and instruction.operation in (
-                Operation.SETTLE,
-                Operation.KEEP,
-            ):
+            elif instruction.operation is Operation.SETTLE and self.scenario.commit_every == 1:
                 self.disk.keep(now, instruction)
             elif instruction.operation is Operation.FORWARD and self.scenario.values:
                 self.disk.save(now, instruction)

@@ -55,7 +55,7 @@ def test_every_rule_is_needed(rule: Rule) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", LARGE, ids=str)
 def test_nothing_is_lost_in_larger_runs(scenario: Scenario) -> None:
-    """The same with more segments, steps, waves and disks."""
+    """The same with more segments, steps and disks."""
     _assert_nothing_lost(check(scenario))
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_lost_in_larger_runs(scenario: Scenario) -> None:
 def test_nothing_is_lost_in_drawn_runs(
     steps: StepBuilder, spares: int, options: dict[str, bool], values: bool
 ) -> None:
-    """Any cut: long skips, tied and frozen parameters, segments without state, waves."""
+    """Any cut: long skips, tied and frozen parameters, segments without state."""
     values = values and len(recoverable(steps.step())) <= 4  # each may or may not be there
     scenario = Scenario("drawn", steps, 1, spares=spares, values=values, **options)
     assume(scenario.stored and len(steps.model.segments) <= 4 and steps.micro_batches <= 3)
