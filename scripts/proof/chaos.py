@@ -41,11 +41,9 @@ _CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": _GPT,
     "clipped": {**_GPT, **_CLIPPED},
-    "waves": {**_GPT, "train": {"wave": 2}},
     "trees": {**_GPT, "store": {"commit_every": 3}},
     "batch-norm": _CNN,
     "bn-clipped": {**_CNN, **_CLIPPED},
-    "bn-waves": {**_CNN, "train": {"wave": 1}},
     "parts": {
         **_GPT,
         "memory": {"host": "256MiB", "segment": "200KiB"},

@@ -74,7 +74,6 @@ MODES: dict[str, dict[str, Any]] = {
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
-    "waves": {**CNN, "train": {"steps": 2, "wave": 1}},
     "trees": {**GPT, "store": {"commit_every": 3}, "train": {"steps": 4}},
     "trees-clipped": {**CNN, **CLIPPED, "store": {"commit_every": 3}, "train": {"steps": 4}},
     "two-disks": {**GPT, "store": DISKS},

@@ -1,4 +1,4 @@
-"""Rehearse steps of a config: what each wave and each number of saving segments would take.
+"""Rehearse steps of a config: what each number of saving segments would take.
 
 python scripts/questions/rehearse.py --config FILE [key=value ...] [--disk-mb-s 500]
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,15 +31,12 @@ from swaptrain.verbs.plan import boundary_bytes, state_bytes
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--waves", type=int, nargs="+", help="default: the config's")
     parser.add_argument("--disk-mb-s", type=float, help="default: as this machine's was measured")
     options, overrides = parser.parse_known_args()
     try:
         config = load_config(options.config, overrides).resolved()
     except ConfigError as error:
         parser.error(str(error))
-    if any(not 0 < wave <= config.data.micro_batches for wave in options.waves or ()):
-        parser.error(f"a wave has 1 to {config.data.micro_batches} (data.micro_batches)")
     torch.set_num_threads(config.train.threads or torch.get_num_threads())
     prepared = Prepared(config, None, lambda _: None, draw=False)
     machine = known_machine(config.run.dir, prepared.device.device)
@@ -48,34 +44,30 @@ def main() -> int:
         speed = options.disk_mb_s * 1e6
         work = IOWork() if machine is None else machine.io_work
         machine = Machine(Disk(speed, speed, speed), 0.0, work, {})
-    table = Table("wave", "saving", "computing s", "step s", "read", "written", "over T_min")
-    for wave in options.waves or [prepared.plan.builder.wave]:
-        plan = replace(prepared.plan, builder=replace(prepared.plan.builder, wave=wave))
-        plan = replace(plan, peaks=plan.check())
-        for recompute in (True, None, False):
-            train = config.train.model_copy(update={"recompute": recompute})
-            chosen = choose_plan(
-                plan, config.model_copy(update={"train": train}), machine, disk_bytes=1 << 50
-            )
-            priced = price(chosen, config, machine)
-            if priced.traffic is None:
-                sys.exit("a step has too many instructions to be rehearsed")
-            least = least_traffic_bytes(
-                state_bytes(chosen),
-                boundary_bytes(chosen),
-                chosen.pool_bytes - chosen.peaks.instruction_bytes,
-                commit_every=config.store.commit_every,
-                keeps_values=config.store.keeps_values,
-            )
-            table.add_row(
-                str(wave),
-                f"{len(chosen.builder.saves)}{' (chosen)' if recompute is None else ''}",
-                f"{priced.compute_s:.2f}",
-                "unknown" if priced.step_s is None else f"{priced.step_s:.2f}",
-                f"{priced.traffic.read_bytes / GIB:.2f} GiB",
-                f"{priced.traffic.write_bytes / GIB:.2f} GiB",
-                f"{priced.traffic.total_bytes / least:.2f}",
-            )
+    table = Table("saving", "computing s", "step s", "read", "written", "over T_min")
+    for recompute in (True, None, False):
+        train = config.train.model_copy(update={"recompute": recompute})
+        chosen = choose_plan(
+            prepared.plan, config.model_copy(update={"train": train}), machine, disk_bytes=1 << 50
+        )
+        priced = price(chosen, config, machine)
+        if priced.traffic is None:
+            sys.exit("a step has too many instructions to be rehearsed")
+        least = least_traffic_bytes(
+            state_bytes(chosen),
+            boundary_bytes(chosen),
+            chosen.pool_bytes - chosen.peaks.instruction_bytes,
+            commit_every=config.store.commit_every,
+            keeps_values=config.store.keeps_values,
+        )
+        table.add_row(
+            f"{len(chosen.builder.saves)}{' (chosen)' if recompute is None else ''}",
+            f"{priced.compute_s:.2f}",
+            "unknown" if priced.step_s is None else f"{priced.step_s:.2f}",
+            f"{priced.traffic.read_bytes / GIB:.2f} GiB",
+            f"{priced.traffic.write_bytes / GIB:.2f} GiB",
+            f"{priced.traffic.total_bytes / least:.2f}",
+        )
     Console().print(table)
     return 0
 

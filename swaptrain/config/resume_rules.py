@@ -27,7 +27,6 @@ _FREE = (
     "store.values",
     "train.check_capture",
     "train.steps",
-    "train.wave",
     "train.recompute",
 )
 _ACCEPTABLE = ("optimizer.lr", "optimizer.schedule", "optimizer.weight_decay")

@@ -229,9 +229,6 @@ class TrainConfig(Section):
     """Optimizer steps; a finished run goes on when this is raised."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, and dropout."""
-    wave: Positive | None = None
-    """Micro-batches that pass the segments together, at most `data.micro_batches`. null:
-    all of them. Never changes the result."""
     recompute: bool | None = None
     """Whether the backward recomputes what its segment's forward computed (true), or the forward
     saves it, in memory and on the disk (false, as far as there is room). null: per segment,
@@ -377,19 +374,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        problems = []
-        if self.train.wave is not None and self.train.wave > self.data.micro_batches:
-            problems.append(
-                f"train.wave is {self.train.wave}, more than the {self.data.micro_batches} of "
-                "data.micro_batches: lower it, or set it to null"
-            )
         if self.device == "cpu" and self.memory.device is not None:
-            problems.append(
+            raise ValueError(
                 f"memory.device is {format_size(self.memory.device)}, but device is cpu, where "
                 "only memory.host counts: set memory.device to null"
             )
-        if problems:
-            raise ValueError("\n".join(problems))
         return self
 
     def resolved(self) -> Config:

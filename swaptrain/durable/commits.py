@@ -8,10 +8,10 @@ from typing import Any
 
 from swaptrain.compute.operations import Slabs
 from swaptrain.durable.disk_backing import StoreHome
-from swaptrain.durable.handoff import HandedOn, Handoff, handoff_row
+from swaptrain.durable.handoff import Handoff, handoff_row
 from swaptrain.durable.ledger import Ledger
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, ObjectKey, Operation
+from swaptrain.program.instructions import Instruction, ObjectKey
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.record import record_size
 from swaptrain.store.format.state_record import blank_checksums, state_record
@@ -36,10 +36,8 @@ class Commits:
         committer: Committer,
         *,
         fingerprint: str,
-        micro_batches: int,
     ) -> None:
         self._layouts, self._home, self._tier = layouts, home, tier
-        self._micro_batches = micro_batches
         self._committer = committer
         self._fingerprint = fingerprint
         self.handoff = Handoff(home, tier)
@@ -116,18 +114,15 @@ class Commits:
         self._tier.saving(instruction.new_state, future)
 
     def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
-        """Make a segment's gradient, and the buffers that its forward changes, durable beside it.
+        """Make a segment's finished gradient durable beside its slot, when its update is deferred.
 
-        The finished gradient when the update is deferred to the next step, with the hand-off; the
-        sums of the waves before the last one, which its commits no longer allow to be made again.
+        With it go the buffers that its forward changes, and the hand-off.
         """
         k, keys = instruction.segment, instruction.reads
-        settled = instruction.operation is Operation.SETTLE
-        path = self._home.kept_record(k, settled=settled)
-        micro_batches = self._micro_batches if settled else instruction.micro_batch + 1
+        path = self._home.kept_record(k)
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
-        handed_on = self.handoff.take() if settled else HandedOn()
-        own = [self._home.keep_write(key, slabs[key], settled=settled) for key in keys]
+        handed_on = self.handoff.take()
+        own = [self._home.keep_write(key, slabs[key]) for key in keys]
         writes = [*own, *handed_on.writes]
 
         def record(checksums: Checksums) -> dict[str, Any]:
@@ -137,7 +132,6 @@ class Commits:
                 k,
                 version,
                 self._fingerprint,
-                micro_batches,
                 dict(zip((key.name for key in keys), sums, strict=True)),
                 losses,
                 norms,
@@ -146,7 +140,7 @@ class Commits:
 
         future = self._committer.write(path, path.stat().st_size, record, writes)
         for key in keys:
-            self._home.kept(key, settled=settled)
+            self._home.kept(key)
         self._tier.saving([*keys, *handed_on.in_memory], future)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
@@ -197,7 +191,7 @@ class Commits:
 def record_bytes(
     layouts: Layouts, k: int, fingerprint: str, *, micro_batches: int, handoff: Iterable[ObjectKey]
 ) -> int:
-    """Return the bytes to reserve for the records of segment `k`, of its slot or what is kept."""
+    """Return the bytes to reserve for the records of segment `k`: of its slot, of its gradient."""
     number = (1 << 64) - 1
     norms = dict.fromkeys(layouts.model.segment(k).owns, -1.2345678901234567e-300)
     losses = [-1.2345678901234567e-300] * micro_batches
@@ -207,7 +201,7 @@ def record_bytes(
     rows = [
         handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches) for key in handoff
     ]
-    kept = kept_record(k, number, fingerprint, micro_batches, checksums, losses, norms, rows)
+    kept = kept_record(k, number, fingerprint, checksums, losses, norms, rows)
     state = state_record(
         segment=k,
         version=number,
@@ -225,18 +219,16 @@ def kept_record(
     k: int,
     version: int,
     fingerprint: str,
-    micro_batches: int,
     checksums: Mapping[str, list[int]],
     losses: list[float],
     norms: Mapping[str, float],
     handoff: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the record of a gradient and buffers: after which micro-batch of which step."""
+    """Return the record of a step's finished gradient, and of the buffers that belong to it."""
     return {
         "segment": k,
         "version": version,
         "fingerprint": fingerprint,
-        "micro_batches": micro_batches,
         "checksums": dict(checksums),
         "losses": losses,
         "norms": dict(norms),

@@ -44,7 +44,6 @@ class StoreHome:
         self._static = run_dir / "static"
         self._layouts, self._io = layouts, io
         self._micro_batches = micro_batches
-        self._deferred = deferred
         self._verify = verify
         self.slots: dict[int, Slot] = {}
         """By segment: the slot with the newest version of its state."""
@@ -58,9 +57,8 @@ class StoreHome:
         self.barrier: Callable[[], None] = lambda: None
         """Waits until every commit submitted so far is durable."""
         self._spilled: set[ObjectKey] = set()
-        self._kept: dict[ObjectKey, bool] = {}
-        """Buffers and accumulators whose newest version is what was kept for recovery, and whether
-        that was with the finished gradient."""
+        self._kept: set[ObjectKey] = set()
+        """Buffers whose newest version is what was kept with the finished gradient."""
         self._awaited: set[ObjectKey] = set()
         """Finished gradients that recovery needs until the commit of their update is durable."""
         self._in_flight: dict[Place, Sequence[Future[int]]] = {}
@@ -117,7 +115,7 @@ class StoreHome:
         if self._verify == "always":
             self.unverified[files.place(row)] = futures
         self._spilled.add(key)
-        self._kept.pop(key, None)
+        self._kept.discard(key)
         return futures
 
     def _claim(self, files: ArrayFiles, row: int | None) -> None:
@@ -131,13 +129,13 @@ class StoreHome:
 
     def forget(self, key: ObjectKey) -> None:
         self._spilled.discard(key)
-        self._kept.pop(key, None)
+        self._kept.discard(key)
         self._spill_sums.pop(key, None)
 
     def wrote(self, key: ObjectKey) -> None:
         """Take note that the disk holds the object: a commit wrote it, or a resume found it."""
         self._spilled.add(key)
-        self._kept.pop(key, None)
+        self._kept.discard(key)
 
     def committed(self, segment: int, slot: Slot) -> None:
         """Take note that a commit writes the segment's state into `slot`, whole."""
@@ -146,7 +144,7 @@ class StoreHome:
             for key in self._layouts.state_keys(segment, name):
                 self._committing.pop(key, None)
                 self._spilled.discard(key)
-                self._kept.pop(key, None)
+                self._kept.discard(key)
                 if self._verify != "always":  # else the commit may have noted its own by now
                     self.unverified.pop(self.in_slot(key, slot).place(None), None)
 
@@ -193,32 +191,29 @@ class StoreHome:
         """Take note that a write of a place is under way, which the next one has to wait for."""
         self._in_flight[write.array.place(write.row)] = (future,)
 
-    def keep_write(self, key: ObjectKey, slab: Slab, *, settled: bool) -> Write:
-        """Return the write that keeps a segment's gradient or buffers for recovery."""
-        files = self.kept_place(key, settled=settled)
+    def keep_write(self, key: ObjectKey, slab: Slab) -> Write:
+        """Return the write that keeps a segment's finished gradient, or its buffers."""
+        files = self.kept_place(key)
         self._claim(files, None)
         return Write(files, slab.memory)
 
-    def kept(self, key: ObjectKey, *, settled: bool) -> None:
+    def kept(self, key: ObjectKey) -> None:
         """Take note that the newest version of an object is the one that is kept."""
-        if key.kind is Kind.ACCUMULATOR and settled:
+        if key.kind is Kind.ACCUMULATOR:
             self.wrote(key)
             self._awaited.add(key)
         else:
-            self._kept[key] = settled
+            self._kept.add(key)
 
-    def kept_record(self, segment: int, *, settled: bool) -> Path:
-        """Return the path of the record of what is kept of a segment beside its slot."""
-        return self.files.record(self._folder(settled), segment)
+    def kept_record(self, segment: int) -> Path:
+        """Return the path of the record of a segment's finished gradient, beside its slot."""
+        return self.files.record(segment)
 
-    def kept_place(self, key: ObjectKey, *, settled: bool) -> ArrayFiles:
-        """Return where the gradient or the buffers of a segment are kept for recovery.
-
-        `settled`: the finished gradient of a deferred update; else sums of waves before the last.
-        """
-        if key.kind is Kind.ACCUMULATOR and settled:
+    def kept_place(self, key: ObjectKey) -> ArrayFiles:
+        """Return where the finished gradient of a segment, or its buffers, are kept."""
+        if key.kind is Kind.ACCUMULATOR:
             return self.files.of("accumulators", f"{key.segment:03d}")
-        files = self.files.all(self._folder(settled), f"{key.segment:03d}")
+        files = self.files.all("kept", f"{key.segment:03d}")
         return next(f for f in files if f.name == key.name)
 
     def saved_place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
@@ -228,7 +223,7 @@ class StoreHome:
     def place(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
         """Return the files, and the row in them, with the current version of an object."""
         if key in self._kept:
-            return self.kept_place(key, settled=self._kept[key]), None
+            return self.kept_place(key), None
         if key.kind is Kind.STATE and key not in self._spilled:
             if key.name.startswith("frozen"):
                 path = self._static / "frozen" / f"{key.segment:03d}" / key.name
@@ -269,7 +264,7 @@ class StoreHome:
         return key.micro_batch < self._micro_batches
 
     def kept_arrays(self, segment: int) -> dict[str, int]:
-        """Return what is kept of a segment for recovery: the chunks of each array, by name."""
+        """Return what is kept of a segment: the chunks of each array, by name."""
         arrays = {
             array.name: array.chunks
             for array in self._layouts.state[segment].arrays
@@ -278,6 +273,3 @@ class StoreHome:
         if segment in self._layouts.accumulators:
             arrays["gradient"] = self._layouts.accumulators[segment].chunks
         return arrays
-
-    def _folder(self, settled: bool) -> str:
-        return "kept" if settled or not self._deferred else "sums"

@@ -13,7 +13,6 @@ from swaptrain.store.disk.durable_files import (
     make_directory,
 )
 from swaptrain.store.disk.journal import Journal
-from swaptrain.store.format.layout import ArrayLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.slots.array_files import ArrayFiles
 
@@ -27,10 +26,8 @@ class SpillFiles:
 
     `values/NAME`, `evaluated/NAME` (of evaluations), `saved/NNN` and `gradients/NAME` have rows (of
     micro-batches; gradients two sets of them), `accumulators/NNN` and `buffers/NNN` one copy of a
-    segment's. Kept for recovery, each with a record: when updates are deferred, `kept/NNN` with the
-    buffers that belong to the finished gradient in `accumulators/NNN`; what several waves have
-    summed before the last one of a step, and the buffers then, in `kept/NNN`, or in `sums/NNN` when
-    updates are deferred.
+    segment's. When updates are deferred, `kept/NNN` has the record of the finished gradient in
+    `accumulators/NNN`, and the buffers that belong to it.
     """
 
     def __init__(
@@ -41,9 +38,6 @@ class SpillFiles:
         self._micro_batches = micro_batches
         self._deferred = deferred
         self._files: dict[tuple[str, str], ArrayFiles] = {}
-        self._one_sum = False
-        """With one wave and no clipping sums live for one segment's backward only: there is one
-        place on the disk for those of all segments, for a pool so small that one has to leave."""
         buffers = [
             f"buffers/{k:03d}/{array.name}"
             for k, state in layouts.state.items()
@@ -82,22 +76,19 @@ class SpillFiles:
         for name in self._layouts.evaluated:
             self.of("evaluated", name).create(flush=False)
 
-    def create(self, record_bytes: Callable[[int], int], *, waves: bool) -> None:
+    def create(self, record_bytes: Callable[[int], int]) -> None:
         """Reserve the files, durably; what exists is kept.
 
-        With `waves` sums are kept before the last wave of a step. `record_bytes` gives the size of
-        the record of what is kept of a segment.
+        `record_bytes` gives the size of the record of a segment's finished gradient.
         """
         make_directory(self._path)
-        self._one_sum = not (self._deferred or waves)
-        for folder, name in self._names(waves):
+        for folder, name in self._names():
             for files in self.all(folder, name):
                 files.create(flush=False)
-        for folder in self._recorded(waves):
-            for k in self._layouts.state:
-                path = self.record(folder, k)
-                make_directory(path.parent)
-                allocate_blank(path, record_bytes(k))
+        for k in self._layouts.state if self._deferred else ():
+            path = self.record(k)
+            make_directory(path.parent)
+            allocate_blank(path, record_bytes(k))
         self.journal.create()
         flush_file_system(self._path)
 
@@ -105,10 +96,10 @@ class SpillFiles:
         """Return what `reserve_saved` reserves."""
         return sum(files.nbytes for k in saves for files in self.all("saved", f"{k:03d}"))
 
-    def disk_bytes(self, *, waves: bool) -> int:
+    def disk_bytes(self) -> int:
         """Return what `create` reserves, but for the records and what autograd saves."""
         arrays = sum(
-            files.nbytes for folder, name in self._names(waves) for files in self.all(folder, name)
+            files.nbytes for folder, name in self._names() for files in self.all(folder, name)
         )
         evaluated = (self.of("evaluated", name).nbytes for name in self._layouts.evaluated)
         return arrays + sum(evaluated) + self.journal.nbytes
@@ -117,9 +108,9 @@ class SpillFiles:
         """Return the number of a place in the journal; None for what it does not cover."""
         return self._places.get(f"{name}/{row}" if folder == "values" else f"{folder}/{name}")
 
-    def record(self, folder: str, segment: int) -> Path:
-        """Return the path of the record of what is kept of a segment."""
-        return self._path / folder / f"{segment:03d}" / "record.json"
+    def record(self, segment: int) -> Path:
+        """Return the path of the record of a segment's finished gradient."""
+        return self._path / "kept" / f"{segment:03d}" / "record.json"
 
     def of(self, folder: str, name: str) -> ArrayFiles:
         """Return the files of a folder's only array of that name."""
@@ -145,31 +136,26 @@ class SpillFiles:
             chunk_bytes = max(array.chunk_bytes for array in every)
             chunks = max(array.chunks for array in every)
             return [ArrayFiles(path / every[0].name, every[0].dtype, chunk_bytes, chunks)]
-        if folder == "accumulators" and self._one_sum:
-            path = self._path / folder / _SHARED
         k = int(name)
-        arrays: list[ArrayLayout] = []
-        sums = folder in ("accumulators", "sums") or (folder == "kept" and not self._deferred)
-        if sums and k in self._layouts.accumulators:
-            arrays.append(self._layouts.accumulators[k])
-        if folder != "accumulators":
+        if folder == "accumulators":
+            if not self._deferred:
+                # Sums live for one segment's backward only: there is one place for those of all
+                # segments, for a pool so small that one has to leave.
+                path = self._path / folder / _SHARED
+            arrays = [self._layouts.accumulators[k]]
+        else:
             state = self._layouts.state[k].arrays
-            arrays += [array for array in state if array.name.startswith("buffers_")]
+            arrays = [array for array in state if array.name.startswith("buffers_")]
         return [ArrayFiles.of_layout(path / array.name, array) for array in arrays]
 
-    def _names(self, waves: bool) -> Iterator[tuple[str, str]]:
+    def _names(self) -> Iterator[tuple[str, str]]:
         yield from (("values", name) for name in self._layouts.values)
         yield from (("gradients", name) for name in self._layouts.gradients)
-        if self._deferred or waves:
+        if self._deferred:
             yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
         elif self._layouts.accumulators:
             yield "accumulators", _SHARED
         for k in self._layouts.state:
             yield "buffers", f"{k:03d}"
-            for folder in self._recorded(waves):
-                yield folder, f"{k:03d}"
-
-    def _recorded(self, waves: bool) -> list[str]:
-        if not self._deferred:
-            return ["kept"] * waves
-        return ["kept", "sums"] if waves else ["kept"]
+            if self._deferred:
+                yield "kept", f"{k:03d}"

@@ -132,7 +132,8 @@ def _with_saves(plan: Plan, segments: list[int]) -> Plan:
     if not segments:
         return plan
     model, counts = plan.captured.model, plan.measured.saved_count
-    tensors = sum(counts[model.segment(k).isomorphism] for k in segments) * plan.builder.wave
+    each = sum(counts[model.segment(k).isomorphism] for k in segments)
+    tensors = each * plan.builder.micro_batches
     graphs_bytes = tensors * _TENSOR_BYTES
     plan = replace(
         plan,

@@ -136,18 +136,16 @@ class Cutter:
             state_shapes=rule.state_tensors,
             elementwise=rule.elementwise,
             chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
-            micro_batches=(m := config.data.micro_batches),
+            micro_batches=config.data.micro_batches,
             evaluations=[graph.spec for graph in captured.evaluations],
         )
         deferred = config.optimizer.clip_norm is not None
-        wave = min(config.train.wave or m, m)
         self._check_length(captured)
         builder = StepBuilder(
             captured.model,
             config.model.dtype,
             layouts.state_arrays,
-            m,
-            wave,
+            config.data.micro_batches,
             deferred=deferred,
             parts=layouts.parts,
             evaluations=tuple(graph.spec for graph in evaluations),
@@ -175,11 +173,8 @@ class Cutter:
 def short_steps(builder: StepBuilder) -> StepBuilder:
     """Return the builder of steps of few micro-batches: the same instructions, fewer of each."""
     graphs = (replace(g, batches=min(g.batches, 2)) for g in builder.evaluations)
-    builder = replace(builder, evaluations=tuple(graphs))
-    if builder.wave < builder.micro_batches:
-        return replace(builder, micro_batches=min(builder.micro_batches, 3), wave=1)
     few = min(builder.micro_batches, 2)
-    return replace(builder, micro_batches=few, wave=few)
+    return replace(builder, micro_batches=few, evaluations=tuple(graphs))
 
 
 def _chunk_bytes(target_bytes: int) -> int:

@@ -13,7 +13,6 @@ from swaptrain.data.corpus import find_files
 from swaptrain.durable.disk_backing import StoreHome
 from swaptrain.errors import ConfigError
 from swaptrain.plan.planner import Plan
-from swaptrain.program.step import StepBuilder
 from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import free_bytes
@@ -162,14 +161,9 @@ def occupied_bytes(path: Path) -> int:
 
 def other_bytes(plan: Plan, home: StoreHome) -> int:
     """Return the bytes that a run reserves in its directory beside the slots and the data."""
-    spilled = home.files.disk_bytes(waves=keeps_sums(plan.builder))
+    spilled = home.files.disk_bytes()
     spilled += home.files.saved_bytes(plan.builder.saves)
     return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
-
-
-def keeps_sums(builder: StepBuilder) -> bool:
-    """Whether a step keeps sums before its last wave: it has several."""
-    return builder.wave < builder.micro_batches
 
 
 def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:

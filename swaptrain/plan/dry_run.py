@@ -334,7 +334,7 @@ def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruc
     """Return one instruction of each kind and class, in the order of the program."""
     chosen: dict[tuple[int, Operation], Instruction] = {}
     for instruction in program:
-        if instruction.segment and instruction.operation is not Operation.KEEP:
+        if instruction.segment:
             isomorphism = captured.computed_by(instruction).isomorphism
             chosen.setdefault((isomorphism, instruction.operation), instruction)
     return list(chosen.values())

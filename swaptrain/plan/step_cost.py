@@ -84,7 +84,7 @@ def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
     def seconds(instruction: Instruction) -> float:
         if instruction.operation is Operation.LOAD:
             return plan.load_s
-        if not instruction.segment or instruction.operation is Operation.KEEP:
+        if not instruction.segment:
             return 0.0
         isomorphism = model.segment(instruction.segment).isomorphism
         saves = any(key.kind is Kind.SAVED for key in instruction.touches)

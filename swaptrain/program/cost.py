@@ -46,7 +46,7 @@ def least_traffic_bytes(
 
     where what is left of C saves 2 bytes for each byte of K, or 1 where `keeps_values`: activations
     are written whether they stay in memory or not, for a resume. Spilled gradients are written once
-    and read once more. A bound for layer-major order and one wave; no schedule moves less.
+    and read once more. A bound for layer-major order; no schedule moves less.
     """
     written = 1 / commit_every
     all_state = state.weights + state.rest
@@ -154,8 +154,8 @@ def durable_objects(
 
     An update writes its segment's state, part by part, and with the last one the hand-off:
     gradients that are alive then and that no commit before has written. A settled gradient is
-    written itself, with the hand-off; so is what is kept of a segment before the last wave. With
-    `keeps_values` a forward writes its results, and the step's last one the buffers that it leaves.
+    written itself, with the hand-off. With `keeps_values` a forward writes its results, and the
+    step's last one the buffers that it leaves.
     """
     last_forward = max((i.micro_batch for i in program), default=0)
     live: dict[ObjectKey, None] = {}
@@ -177,8 +177,6 @@ def durable_objects(
             keys = [key for key in instruction.writes if key.kind is Kind.VALUE]
             if instruction.micro_batch == last_forward:
                 keys += instruction.changes
-        elif instruction.operation is Operation.KEEP:
-            keys = list(instruction.reads)
         if keys:
             durable[id(instruction)] = keys
     return lambda instruction: durable.get(id(instruction), [])

@@ -39,14 +39,16 @@ def is_evaluated(name: str) -> bool:
     return bool(dot) and head.startswith(_PREFIX) and head.removeprefix(_PREFIX).isdigit()
 
 
-def evaluation(graphs: Sequence[EvaluationSpec], objects: Objects, wave: int) -> list[Instruction]:
-    """Return the forward of all batches of all graphs, wave by wave; nothing is freed yet.
+def evaluation(
+    graphs: Sequence[EvaluationSpec], objects: Objects, *, together: int
+) -> list[Instruction]:
+    """Return the forward of all batches of all graphs; nothing is freed yet.
 
-    Batches are numbered through all graphs. The last, smaller one passes with the last wave where
-    its slices read the weights that those of the others read.
+    `together` batches pass the slices at a time. Batches are numbered through all graphs. The last,
+    smaller one passes with those before it where its slices read the weights that theirs read.
     """
     program: list[Instruction] = []
-    for members in _waves(graphs, objects, wave):
+    for members in _passes(graphs, objects, together):
         program += [_load(graphs[number], m) for number, m in members]
         most = max(len(graphs[number].slices) for number, _ in members)
         for index in range(1, most + 1):
@@ -56,8 +58,8 @@ def evaluation(graphs: Sequence[EvaluationSpec], objects: Objects, wave: int) ->
     return program
 
 
-def _waves(
-    graphs: Sequence[EvaluationSpec], objects: Objects, wave: int
+def _passes(
+    graphs: Sequence[EvaluationSpec], objects: Objects, together: int
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield (graph, batch) of the batches that pass the slices together."""
     begun = 0
@@ -66,8 +68,8 @@ def _waves(
         if pending and not _alike(graphs[graph.number - 1], graph, objects):
             yield pending
             pending = []
-        for first in range(begun, begun + graph.batches, wave):
-            last = min(first + wave, begun + graph.batches)
+        for first in range(begun, begun + graph.batches, together):
+            last = min(first + together, begun + graph.batches)
             members = [(graph.number, m) for m in range(first, last)]
             if pending and pending[-1][0] == graph.number:
                 yield pending

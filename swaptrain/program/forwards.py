@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.program.model import SegmentSpec
@@ -27,7 +27,7 @@ def recoverable(program: Program) -> list[ObjectKey]:
 
 def forwards_left(
     objects: Objects,
-    waves: Sequence[range],
+    micro_batches: int,
     last: int,
     *,
     present: Collection[ObjectKey],
@@ -41,19 +41,16 @@ def forwards_left(
     last forward included, and its update of the step before is done, which would commit them.
     """
     present = frozenset(present)
-    micro_batches = [m for wave in waves for m in wave]
+    every = range(micro_batches)
     left: set[tuple[int, int]] = set()
     for segment in objects.model.segments[: last - 1]:
-        missing = [m for m in micro_batches if not _made(objects, segment, m, last, present)]
+        missing = [m for m in every if not _made(objects, segment, m, last, present)]
         buffers = objects.buffers(segment)
         if buffers:
             whole = (
-                not missing
-                and len(waves) == 1
-                and present.issuperset(buffers)
-                and segment.index not in pending_updates
+                not missing and present.issuperset(buffers) and segment.index not in pending_updates
             )
-            missing = [] if whole else micro_batches
+            missing = [] if whole else list(every)
         left.update((segment.index, m) for m in missing)
     return frozenset(left)
 

@@ -55,8 +55,6 @@ class Operation(StrEnum):
     """Forward and backward in one: for the segment where the step turns round."""
     BACKWARD = "backward"
     """Propagates gradients, through what the forward saved or else a recomputation."""
-    KEEP = "keep"
-    """Makes what the waves before the last one have summed durable, for the last wave's commits."""
     SETTLE = "settle"
     """Takes the norms of finished gradients that wait for the next step's update."""
     UPDATE = "update"

@@ -25,8 +25,6 @@ class StepBuilder:
     state_arrays: Mapping[int, Sequence[str]]
     """By segment: the arrays that its update changes."""
     micro_batches: int
-    wave: int
-    """Micro-batches that pass a segment together; the step has ceil(micro_batches / wave) waves."""
     deferred: bool
     """Updates wait for the global norm and run in the next step's forward."""
     parts: Mapping[int, int] = field(default_factory=dict)
@@ -47,50 +45,41 @@ class StepBuilder:
         *,
         pending_updates: Sequence[int] = (),
         top: int | None = None,
-        from_micro_batch: int = 0,
         present: Collection[ObjectKey] = (),
     ) -> Program:
         """Return the program of one step.
 
         `pending_updates` are segments whose update of the step before is still to be done, before
         their forward. `top` resumes a step whose segments above `top` are done: the forward goes up
-        to it only, and the backward starts with their hand-off. Its wave begins with
-        `from_micro_batch`; the sums of the micro-batches before it were kept. `present` are objects
-        that an earlier process left on the disk, of those that `recoverable` names: forwards whose
-        results are all there are left out.
+        to it only, and the backward starts with their hand-off. `present` are objects that an
+        earlier process left on the disk, of those that `recoverable` names: forwards whose results
+        are all there are left out.
         """
-        waves = self._waves(top, from_micro_batch)
         last = top if top is not None else len(self.model.segments)
+        passing = self.model.segments[:last]
         forwards = forwards_left(
-            self.objects, waves, last, present=present, pending_updates=pending_updates
+            self.objects,
+            self.micro_batches,
+            last,
+            present=present,
+            pending_updates=pending_updates,
         )
-        program: list[Instruction] = []
-        accumulated = from_micro_batch > 0
-        highest = max((s.index for s in self.model.segments if self.objects.commits(s)), default=0)
-        for number, wave in enumerate(waves):
-            final = number == len(waves) - 1
-            for m in wave:
-                program.append(self._load(m))
-            for segment in self.model.segments[:last]:
-                if number == 0 and segment.index in pending_updates:
-                    program += self._update(segment)
-                for m in wave:
-                    if (segment.index, m) in forwards:
-                        program.append(self._forward(segment, m))
-            for segment in reversed(self.model.segments[:last]):
+        program = [self._load(m) for m in range(self.micro_batches)]
+        for segment in passing:
+            if segment.index in pending_updates:
+                program += self._update(segment)
+            program += [
+                self._forward(segment, m)
+                for m in range(self.micro_batches)
+                if (segment.index, m) in forwards
+            ]
+        for segment in reversed(passing):
+            for m in range(self.micro_batches):
                 turn = segment.index == last
-                for m in wave:
-                    first = m == wave[0] and number == 0 and not accumulated
-                    saved = segment.index in self.saves and (segment.index, m) in forwards
-                    program.append(self._backward(segment, m, turn=turn, first=first, saved=saved))
-                if final and self.objects.commits(segment):
-                    program += [self._settle(segment)] if self.deferred else self._update(segment)
-                elif (
-                    number == len(waves) - 2
-                    and segment.index < highest  # whose own commit is the first of the step
-                    and self.objects.commits(segment)
-                ):
-                    program.append(self._keep(segment, wave[-1]))
+                saved = segment.index in self.saves and (segment.index, m) in forwards
+                program.append(self._backward(segment, m, turn=turn, saved=saved))
+            if self.objects.commits(segment):
+                program += [self._settle(segment)] if self.deferred else self._update(segment)
         return _with_frees(program, keep_accumulators=self.deferred)
 
     def flush(self, pending_updates: Sequence[int]) -> Program:
@@ -108,17 +97,12 @@ class StepBuilder:
         )
 
     def evaluation(self) -> Program:
-        """Return a forward of each held-out batch, wave by wave, without gradients."""
-        program = evaluation(self.evaluations, self.objects, self.wave)
-        return _with_frees(program, keep_accumulators=True)
+        """Return a forward of each held-out batch without gradients.
 
-    def _waves(self, top: int | None, from_micro_batch: int) -> list[range]:
-        if top is not None:
-            return [range(from_micro_batch, self.micro_batches)]
-        return [
-            range(first, min(first + self.wave, self.micro_batches))
-            for first in range(0, self.micro_batches, self.wave)
-        ]
+        As many batches as a step has micro-batches pass the slices together.
+        """
+        program = evaluation(self.evaluations, self.objects, together=self.micro_batches)
+        return _with_frees(program, keep_accumulators=True)
 
     def _load(self, m: int) -> Instruction:
         return Instruction(Operation.LOAD, 0, m, writes=self.objects.batch(m))
@@ -137,11 +121,9 @@ class StepBuilder:
             ),
         )
 
-    def _backward(
-        self, segment: SegmentSpec, m: int, *, turn: bool, first: bool, saved: bool
-    ) -> Instruction:
+    def _backward(self, segment: SegmentSpec, m: int, *, turn: bool, saved: bool) -> Instruction:
         """Build a backward; a turn runs the forward for good, so it changes buffers itself."""
-        accumulator = self.objects.sums(segment)
+        accumulator, first = self.objects.sums(segment), m == 0
         return Instruction(
             Operation.TURN if turn else Operation.BACKWARD,
             segment.index,
@@ -179,15 +161,6 @@ class StepBuilder:
         return Instruction(
             Operation.SETTLE,
             segment.index,
-            reads=(*self.objects.sums(segment), *self.objects.buffers(segment)),
-        )
-
-    def _keep(self, segment: SegmentSpec, m: int) -> Instruction:
-        """Build what keeps the sums up to micro-batch `m`, and the buffers as they are after it."""
-        return Instruction(
-            Operation.KEEP,
-            segment.index,
-            m,
             reads=(*self.objects.sums(segment), *self.objects.buffers(segment)),
         )
 

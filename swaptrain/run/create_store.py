@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from swaptrain.machine.fingerprint import this_machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.models.build import BuiltModel
 from swaptrain.models.pretrained import InitialWeights
-from swaptrain.plan.disk_budget import keeps_sums, slot_counts
+from swaptrain.plan.disk_budget import slot_counts
 from swaptrain.plan.planner import Plan
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec
@@ -49,8 +48,7 @@ def open_slots(slots: Slots, layouts: Layouts, plan: Plan, *, trees: bool, snaps
 
 
 def _largest_handoff(plan: Plan) -> list[ObjectKey]:
-    # Of one wave, the largest there can be: the record's size stays when the wave changes.
-    return largest_handoff(replace(plan.builder, wave=plan.builder.micro_batches).step())
+    return largest_handoff(plan.builder.step())
 
 
 def root_record(
@@ -129,9 +127,7 @@ class Creation:
 
     def _spill_files(self) -> None:
         handoff = _largest_handoff(self._plan)
-        self._home.files.create(
-            lambda k: _record_bytes(self._plan, k, handoff), waves=keeps_sums(self._plan.builder)
-        )
+        self._home.files.create(lambda k: _record_bytes(self._plan, k, handoff))
 
     def _is_written(self, k: int, *, trees: bool) -> bool:
         try:

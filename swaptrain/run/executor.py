@@ -238,8 +238,6 @@ class Executor:
                 )
             case Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
-            case Operation.KEEP:
-                self._check_loss(state)
             case Operation.SETTLE:
                 self._check_loss(state)
                 return operations.norms(instruction, slabs, state.step)
@@ -296,7 +294,7 @@ class Executor:
                 self._commits.write_segment(instruction, slabs, state.update_step, ledger)
         elif operation is Operation.STORE:
             self._commits.write_segment(instruction, slabs, state.update_step, state.ledger)
-        elif state.commit and operation in (Operation.SETTLE, Operation.KEEP):
+        elif operation is Operation.SETTLE and state.commit:
             self._commits.keep(instruction, slabs, state.step, state.ledger)
         elif self._values is not None and operation is Operation.FORWARD:
             self._values.save(instruction, slabs, state.step)

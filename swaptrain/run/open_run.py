@@ -301,7 +301,6 @@ class OpenRun:
             tier,
             committer,
             fingerprint=plan.captured.model.fingerprint,
-            micro_batches=config.data.micro_batches,
         )
         position = find_position(
             plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred

@@ -36,8 +36,6 @@ class Position:
     """Of the last step that is done: its line of metrics may be missing."""
     handoff: dict[ObjectKey, list[int]] = field(default_factory=dict)
     """Checksums of the gradients that the step goes on from."""
-    from_micro_batch: int = 0
-    """The first micro-batch of the wave that is continued: the sums of those before were kept."""
 
 
 def find_position(
@@ -58,7 +56,7 @@ def find_position(
     torn: dict[int, DamagedStoreError] = {}
     settled = None
     if deferred and root.commit_every == 1:
-        settled = _kept_records(layouts, home, root, torn, settled=True)
+        settled = _kept_records(layouts, home, root, torn)
     try:
         decision, handoff = _decide(records, settled, layouts, home, root, torn)
     except DamagedStoreError as error:
@@ -72,16 +70,13 @@ def find_position(
             home.wrote(key)
             files, row = home.place(key)
             home.unverified[files.place(row)] = sums
-        first = min((key.micro_batch for key in handoff), default=0)
-        if first:
-            _adopt_sums(layouts, home, root, decision, first)
         above = {k: record for k, record in source.items() if k > decision.segment}
         for k, record in above.items():
-            _adopt(k, record, home, settled=True)
+            _adopt(k, record, home)
         ledger = _ledger(records if settled is None else above, decision.step)
-        return Position(decision, ledger, Ledger(), handoff, first)
+        return Position(decision, ledger, Ledger(), handoff)
     for k in decision.pending:
-        _adopt(k, source[k], home, settled=True)
+        _adopt(k, source[k], home)
     # The gradients' records have a step before the segments' own; a finished run has only these.
     of_step = source and all(r["version"] == decision.done for r in source.values())
     ledger = _ledger(source if of_step else records, decision.done)
@@ -189,21 +184,16 @@ def _check_record(
 
 
 def _kept_records(
-    layouts: Layouts,
-    home: StoreHome,
-    root: RootRecord,
-    torn: dict[int, DamagedStoreError],
-    *,
-    settled: bool,
+    layouts: Layouts, home: StoreHome, root: RootRecord, torn: dict[int, DamagedStoreError]
 ) -> dict[int, Mapping[str, Any]]:
-    """Return the records of what is kept that verify; a torn one is as if it were absent.
+    """Return the records of finished gradients that verify; a torn one is as if it were absent.
 
     What is wrong with those goes into `torn`.
     """
     records: dict[int, Mapping[str, Any]] = {}
     for k in layouts.state:
         try:
-            record = read_kept(home.kept_record(k, settled=settled), k)
+            record = read_kept(home.kept_record(k), k)
         except DamagedStoreError as error:
             torn[k] = error.within(Where(segment=k))
             continue
@@ -214,40 +204,18 @@ def _kept_records(
             raise DamagedStoreError(
                 "what is kept of a segment has other arrays than the segment",
                 segment=k,
-                path=home.kept_record(k, settled=settled),
+                path=home.kept_record(k),
             )
         records[k] = record
     return records
 
 
-def _adopt_sums(
-    layouts: Layouts, home: StoreHome, root: RootRecord, decision: Decision, micro_batches: int
-) -> None:
-    """Take over what the waves before the last one have summed: `micro_batches` of the step."""
-    torn: dict[int, DamagedStoreError] = {}
-    records = _kept_records(layouts, home, root, torn, settled=False)
-    for k in layouts.state:
-        if k > decision.segment:
-            continue
-        if k in torn:
-            raise torn[k]
-        record = records.get(k, {"version": -1})
-        if record["version"] != decision.step or record["micro_batches"] != micro_batches:
-            raise DamagedStoreError(
-                f"step {decision.step} was interrupted in its last wave and cannot go on: the sums "
-                f"of its first {micro_batches} micro-batches are missing; start over with --fresh",
-                segment=k,
-                path=home.kept_record(k, settled=False),
-            )
-        _adopt(k, record, home, settled=False)
-
-
-def _adopt(k: int, record: Mapping[str, Any], home: StoreHome, *, settled: bool) -> None:
+def _adopt(k: int, record: Mapping[str, Any], home: StoreHome) -> None:
     """Let a segment's gradient, and its buffers, be those that were kept."""
     for name, sums in record["checksums"].items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
-        home.kept(key, settled=settled)
+        home.kept(key)
         files, row = home.place(key)
         home.unverified[files.place(row)] = sums
 

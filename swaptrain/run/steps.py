@@ -207,12 +207,7 @@ class Training:
             return self.plan.step
         if step != decision.step:
             return builder.step(pending_updates=self._pending)
-        build = partial(
-            builder.step,
-            pending_updates=self._pending,
-            top=top,
-            from_micro_batch=self.position.from_micro_batch if top is not None else 0,
-        )
+        build = partial(builder.step, pending_updates=self._pending, top=top)
         found: set[ObjectKey] = set()
         if self.values is not None:
             found = self.values.found(step, recoverable(build()))

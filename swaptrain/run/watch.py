@@ -18,7 +18,6 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
     "forward": "forward",
     "turn": "backward",
     "backward": "backward",
-    "keep": "backward",
     "settle": "update",
     "update": "update",
     "store": "update",

@@ -208,7 +208,7 @@ class _Step:
     def run(self) -> StepResult:
         m = len(self.batches)
         arrays = {segment.index: ["weights"] for segment in self.model.segments}
-        for instruction in StepBuilder(self.model, "float32", arrays, m, m, False).step():
+        for instruction in StepBuilder(self.model, "float32", arrays, m, False).step():
             k, micro_batch = instruction.segment, instruction.micro_batch
             match instruction.operation:
                 case Operation.LOAD:

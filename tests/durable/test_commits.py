@@ -70,11 +70,11 @@ def test_no_buffer_changes_while_it_is_written(
     changed: list[Path] = []
     lock = threading.Lock()
 
-    def keep_write(self: StoreHome, key: ObjectKey, slab: Slab, *, settled: bool) -> Write:
+    def keep_write(self: StoreHome, key: ObjectKey, slab: Slab) -> Write:
         if key.kind is Kind.ACCUMULATOR:
             # Its write begins later, on the committer's thread.
             promised[address(slab.memory)] = xxhash.xxh3_64_intdigest(slab.memory)
-        return original_keep_write(self, key, slab, settled=settled)
+        return original_keep_write(self, key, slab)
 
     def write(self: DirectIO, path: Path, buffer: memoryview, **options: Any) -> Future[int]:
         before = xxhash.xxh3_64_intdigest(buffer)

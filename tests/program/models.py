@@ -94,7 +94,6 @@ def builders(draw: st.DrawFn, *, deferred: bool | None = None) -> StepBuilder:
         "bfloat16",
         arrays,
         micro_batches,
-        micro_batches,
         draw(st.booleans()) if deferred is None else deferred,
         {
             k: draw(st.integers(1, 3))
@@ -153,7 +152,7 @@ def chain(segments: int, micro_batches: int, *, elements: int = 1000) -> StepBui
     )
     model = ModelSpec(parameters, {}, values, specs, names[-1], "-")
     arrays = {k: ["weights", "remainder", "exp_avg", "exp_avg_sq"] for k in range(1, segments + 1)}
-    return StepBuilder(model, "bfloat16", arrays, micro_batches, micro_batches, False)
+    return StepBuilder(model, "bfloat16", arrays, micro_batches, False)
 
 
 def chain_size(parameter_count: int, value_bytes: int) -> dict[tuple[Kind, str], int]:

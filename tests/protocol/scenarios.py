@@ -54,7 +54,7 @@ def network(
 
 def _steps(model: ModelSpec, *, micro_batches: int = 1, deferred: bool = False) -> StepBuilder:
     arrays = {s.index: list(segment_arrays(model, s, "bfloat16", moments)) for s in model.segments}
-    return StepBuilder(model, "bfloat16", arrays, micro_batches, micro_batches, deferred)
+    return StepBuilder(model, "bfloat16", arrays, micro_batches, deferred)
 
 
 _SHARED = {"tied": True, "skip": True}

@@ -47,8 +47,8 @@ class Promises:
         """Promise nothing but the data: a run was started over."""
         self.created = False
         self.versions: dict[int, int] = {}
-        self.kept: dict[tuple[str, int], int] = {}
-        """By folder in the spill and segment: gradients and sums beside the slots."""
+        self.kept: dict[int, int] = {}
+        """By segment: finished gradients beside the slots."""
         self._line = self.tree = self.snapshot = 0
 
     def take(self, mark: tuple[Any, ...]) -> None:
@@ -64,8 +64,8 @@ class Promises:
                 self.tree = step
             case ("committed", segment, version):
                 self.versions[segment] = version
-            case ("kept" | "sums" as folder, segment, version):
-                self.kept[folder, segment] = version
+            case ("kept", segment, version):
+                self.kept[segment] = version
             case ("snapshot", step):
                 self.snapshot = step
             case ("fresh",):
@@ -110,8 +110,8 @@ class Known:
 
 
 def _identity(path: str, record: dict[str, Any]) -> tuple[Any, ...]:
-    kind = next((part for part in ("kept", "sums", "frozen") if f"/{part}/" in path), "state")
-    return kind, record["segment"], record["version"], record.get("micro_batches")
+    kind = next((part for part in ("kept", "frozen") if f"/{part}/" in path), "state")
+    return kind, record["segment"], record["version"]
 
 
 def _contents(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -128,7 +128,7 @@ class Found:
     root_step: int = 0
     decision: Decision | None = None
     versions: dict[int, int] = field(default_factory=dict)
-    kept: dict[tuple[str, int], int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
     lines: list[list[Any]] = field(default_factory=list)
     """Of metrics.jsonl, behind the cut."""
     completes: bool = False
@@ -210,8 +210,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         found.versions[k] = int(record["version"])
         if not known.same(slot.record_path, record):
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
-        for path in {home.kept_record(k, settled=settled) for settled in (True, False)}:
-            _look_at_kept(path, known, found)
+        _look_at_kept(home.kept_record(k), known, found)
     for (path, first, row), checksums in home.unverified.items():
         _verify(path if row is None else path / "c" / str(row), first, checksums, row, found)
     _look_at_metrics(run_dir, position.decision.done, found)
@@ -229,7 +228,7 @@ def _look_at_kept(path: Path, known: Known, found: Found) -> None:
         record = read_record(path)
     except DamagedStoreError:
         return
-    found.kept[path.parents[1].name, record["segment"]] = int(record["version"])
+    found.kept[record["segment"]] = int(record["version"])
     if not known.same(path, record):
         found.wrong.append(f"{path} has other content")
 
@@ -299,11 +298,11 @@ def judge(found: Found, promised: Promises, known: Known, *, deferred: bool) -> 
     for k, version in promised.versions.items():
         if found.versions.get(k, -1) < version:
             wrong.append(f"segment {k} was committed as {version}, is {found.versions.get(k)}")
-    for (folder, k), version in promised.kept.items():
-        if max(found.versions.get(k, -1), found.kept.get((folder, k), -1)) < version:
+    for k, version in promised.kept.items():
+        if max(found.versions.get(k, -1), found.kept.get(k, -1)) < version:
             wrong.append(f"the gradient of segment {k} was kept as {version}, is lost")
         goes_on = decision.action is Action.CONTINUE and decision.segment < k
-        if folder == "kept" and deferred and version == decision.step and not goes_on:
+        if deferred and version == decision.step and not goes_on:
             wrong.append(f"the backward of segment {k} in step {version} is to be done again")
     if found.root_step < promised.tree:
         wrong.append(f"step {promised.tree} was committed, the root says {found.root_step}")

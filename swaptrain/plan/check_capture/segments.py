@@ -139,9 +139,7 @@ class SegmentSteps:
 
 def _program(captured: Captured) -> Program:
     arrays = {segment.index: ["weights"] for segment in captured.model.segments}
-    builder = StepBuilder(
-        captured.model, "float32", arrays, micro_batches=1, wave=1, deferred=False
-    )
+    builder = StepBuilder(captured.model, "float32", arrays, micro_batches=1, deferred=False)
     return builder.step()
 
 

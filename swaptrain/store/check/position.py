@@ -26,7 +26,7 @@ class StorePosition:
     decision: Decision | None
     """None where the records contradict each other."""
     needed: tuple[Unit, ...]
-    """The hand-off, gradients and sums that the step goes on from."""
+    """The hand-off and gradients that the step goes on from."""
     damages: tuple[DamagedStoreError, ...]
     stamp: object
 
@@ -55,7 +55,7 @@ def store_position(
     torn: list[DamagedStoreError] = []
     settled = None
     if deferred and root.commit_every == 1:
-        settled = _kept(run_dir, "kept", root, records, torn)
+        settled = _kept(run_dir, root, records, torn)
     commits = records if settled is None else settled
     last = None
     if root.commit_every == 1:
@@ -68,39 +68,24 @@ def store_position(
         commit_every=root.commit_every,
         root_step=root.step,
     )
-    sums = _kept(run_dir, _sums_folder(deferred), root, records, []) if last is not None else {}
-    stamp = (records, settled, sums)
+    stamp = (records, settled)
     try:
         decision = decide(found)
     except DamagedStoreError as error:
         # As in a resume: a file that keeps the rest from being understood is named instead.
         return StorePosition(None, (), tuple(torn) or (error,), stamp)
     needed: list[Unit] = []
-    damages: list[DamagedStoreError] = []
     needed_of = set(decision.pending)
     if decision.action is Action.CONTINUE:
         record = commits[lowest]
         path = live[lowest].path / "zarr.json"
         if settled is not None:
-            path = _record_path(run_dir, "kept", lowest)
+            path = _record_path(run_dir, lowest)
             needed_of = {k for k in settled if k > decision.segment}
         needed.append(_handoff_unit(run_dir, lowest, path, record, again))
-        rows = record["handoff"].get("gradients", [])
-        first = min((int(row["micro_batch"]) for row in rows), default=0)
-        for k in [k for k in records if k <= decision.segment] if first else ():
-            if k in sums and (sums[k]["version"], sums[k]["micro_batches"]) == (
-                decision.step,
-                first,
-            ):
-                folder = _sums_folder(deferred)
-                needed.append(_kept_unit(run_dir, "sums", folder, k, sums[k], again))
-            else:
-                text = "the sums of the waves before the last one are missing or do not verify"
-                path = _record_path(run_dir, _sums_folder(deferred), k)
-                damages.append(DamagedStoreError(text, segment=k, path=path))
     for k in sorted(needed_of):
-        needed.append(_kept_unit(run_dir, "gradient", "kept", k, commits[k], again))
-    return StorePosition(decision, tuple(needed), tuple(damages), stamp)
+        needed.append(_gradient_unit(run_dir, k, commits[k], again))
+    return StorePosition(decision, tuple(needed), (), stamp)
 
 
 def _steps(records: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
@@ -114,16 +99,15 @@ def _versions(of: Mapping[int, Record], root: RootRecord) -> tuple[int | None, .
 
 def _kept(
     run_dir: Path,
-    folder: str,
     root: RootRecord,
     segments: Mapping[int, Record],
     torn: list[DamagedStoreError],
 ) -> dict[int, Record]:
-    """Return the records of what is kept beside slots; what is wrong with others goes to `torn`."""
+    """Return the records of finished gradients; what is wrong with others goes to `torn`."""
     kept: dict[int, Record] = {}
     for k in segments:
         try:
-            record = read_kept(_record_path(run_dir, folder, k), k)
+            record = read_kept(_record_path(run_dir, k), k)
         except DamagedStoreError as error:
             torn.append(error.within(Where(segment=k)))
             continue
@@ -141,29 +125,16 @@ def _handoff_unit(run_dir: Path, k: int, path: Path, record: Record, again: Agai
     return spilled_unit("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
 
 
-def _kept_unit(
-    run_dir: Path, title: str, folder: str, k: int, record: Record, again: Again
-) -> Unit:
-    """Return what is kept of a segment; a finished gradient stays where it was spilled to."""
-    spill = run_dir / "spill"
+def _gradient_unit(run_dir: Path, k: int, record: Record, again: Again) -> Unit:
+    """Return the finished gradient of a segment, where it was spilled to, and its buffers."""
+    spill, segment = run_dir / "spill", f"{k:03d}"
     arrays = [
-        (
-            spill
-            / ("accumulators" if (title, name) == ("gradient", "gradient") else folder)
-            / f"{k:03d}"
-            / name,
-            None,
-            sums,
-        )
+        (spill / ("accumulators" if name == "gradient" else "kept") / segment / name, None, sums)
         for name, sums in record["checksums"].items()
     ]
-    path = _record_path(run_dir, folder, k)
-    return spilled_unit(title, k, path, record, arrays, lambda: again(title, k))
+    path = _record_path(run_dir, k)
+    return spilled_unit("gradient", k, path, record, arrays, lambda: again("gradient", k))
 
 
-def _record_path(run_dir: Path, folder: str, k: int) -> Path:
-    return run_dir / "spill" / folder / f"{k:03d}" / "record.json"
-
-
-def _sums_folder(deferred: bool) -> str:
-    return "sums" if deferred else "kept"
+def _record_path(run_dir: Path, k: int) -> Path:
+    return run_dir / "spill" / "kept" / f"{k:03d}" / "record.json"

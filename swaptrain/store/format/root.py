@@ -34,7 +34,7 @@ __all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_gro
 __all__ += ["link_static", "live_link", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["segments_directory", "tree_directory", "write_buffers"]
 
-FORMAT = 2
+FORMAT = 3
 """The version of what is on disk; a store of another one is refused."""
 
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}

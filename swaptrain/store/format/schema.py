@@ -347,7 +347,6 @@ _KEPT: dict[str, Check] = {
     "segment": _whole(1),
     "version": _whole(0),
     "fingerprint": _name,
-    "micro_batches": _whole(0),
     "checksums": _checksums,
     "losses": _losses,
     "norms": _norms,

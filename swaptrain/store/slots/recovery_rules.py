@@ -16,7 +16,6 @@ _READ_THROUGH_CACHE = (
     "trees/*/zarr.json",
     "slots/*/zarr.json",
     "spill/kept/*/*.json",
-    "spill/sums/*/*.json",
     "static/frozen/*/zarr.json",
 )
 
