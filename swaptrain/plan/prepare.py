@@ -20,7 +20,7 @@ from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
 from swaptrain.plan.planner import Plan, Planner
 from swaptrain.store.disk.durable_files import disk_errors
-from swaptrain.store.format.root import RootRecord, read_buffers, refuse_tmpfs
+from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
 
 __all__ = ["Prepared", "recorded_config", "update_rule"]
 
@@ -155,6 +155,7 @@ def recorded_config(run_dir: Path) -> Config | None:
         except ConfigError as error:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None  # a disk that fails is no fault of the config
+            read_root(run_dir)  # refuses a store of another format, whose config has other keys
             raise
 
 

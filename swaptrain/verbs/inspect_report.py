@@ -85,9 +85,9 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
     """
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{path} is no run: it has no config.yaml; give the run.dir of a config")
-    config = load_config(path / "config.yaml", ())
     writer = lock_owner(path)
-    live = look(path)
+    live = look(path)  # before the config: that of a store of another format has other keys
+    config = load_config(path / "config.yaml", ())
     kept = _kept(path, config, live)
     for _ in range(_TRIES):
         if live is None or not live.has_changed():
