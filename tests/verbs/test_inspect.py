@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 
 from swaptrain.cli import main
 from swaptrain.config.schema import Config
-from swaptrain.errors import RunError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.access.lock import RunLock
+from swaptrain.store.format.root import FORMAT, create_root, read_root
 from swaptrain.store.slots.slots import Slots
 from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
 from tests.support.runs import config_of
 
@@ -101,6 +104,26 @@ def test_neither_torch_nor_the_model_is_imported(finished: Path) -> None:
     command = [sys.executable, "-c", script, str(finished)]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_store_of_another_format_says_so_whatever_its_config_has(
+    finished: Path, tmp_path: Path
+) -> None:
+    """A config of another version may have other keys, which alone are refused by their names."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run, symlinks=True)
+    config, recorded = job(run), run / "config.yaml"
+    recorded.write_text(recorded.read_text().replace("\ntrain:\n", "\ntrain:\n  gone: null\n"))
+    actions = (lambda: read_run(run), lambda: train(config), lambda: plan(config))
+    for action in actions:
+        with pytest.raises(ConfigError, match=r"train\.gone: unknown key"):
+            action()
+    root = read_root(run)
+    assert root is not None
+    create_root(run, dataclasses.replace(root, format=FORMAT - 1))
+    for action in actions:
+        with pytest.raises(ConfigError, match=f"has format {FORMAT - 1}"):
+            action()
 
 
 def test_a_run_that_was_killed_inside_a_step(
