@@ -22,7 +22,7 @@ from swaptrain.capture.trace import resolve_attribute
 __all__ = ["cross_entropy", "replace_cross_entropy"]
 
 _aten = torch.ops.aten
-_PIECE_BYTES = 2 << 20
+PIECE_BYTES = 2 << 20
 """Of the softmax of the rows that are computed with at once, on a processor with caches."""
 _DEVICE_PIECE_BYTES = 64 << 20
 """The same on other devices, where launching a kernel costs."""
@@ -80,7 +80,7 @@ def cross_entropy(
     Raises IndexError for a target that is no class, as torch does.
     """
     logits = logits.reshape(shape)
-    limit_bytes = _PIECE_BYTES if logits.device.type == "cpu" else _DEVICE_PIECE_BYTES
+    limit_bytes = PIECE_BYTES if logits.device.type == "cpu" else _DEVICE_PIECE_BYTES
     rows = max(1, limit_bytes // (shape[1] * dtype.itemsize))
     if rows >= shape[0]:
         given = (logits.to(dtype), targets, None, reduction, ignore_index)

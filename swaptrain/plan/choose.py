@@ -26,7 +26,7 @@ above what it is not looked for which segments should save then."""
 _CONTENTION = 0.1
 """Of the seconds of computing, added to a step's: what a rehearsal leaves out (requests that wait
 for a processor, moments in which all is slower) costs those more that compute more."""
-_TENSOR_BYTES = 2560
+TENSOR_BYTES = 2560
 """What autograd keeps beside a saved tensor, its node and the tensor's place; 1,800 to 2,200 were
 seen in a Llama and in a GRU of 512 steps."""
 
@@ -134,7 +134,7 @@ def _with_saves(plan: Plan, segments: list[int]) -> Plan:
     model, counts = plan.captured.model, plan.measured.saved_count
     each = sum(counts[model.segment(k).isomorphism] for k in segments)
     tensors = each * plan.builder.micro_batches
-    graphs_bytes = tensors * _TENSOR_BYTES
+    graphs_bytes = tensors * TENSOR_BYTES
     plan = replace(
         plan,
         builder=replace(plan.builder, saves=frozenset(segments)),

@@ -99,13 +99,15 @@ class Executor:
         begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
         observe: Callable[[int, Instruction], None] = lambda *_: None,
+        computed: Callable[[Instruction, Slabs], None] = lambda *_: None,
     ) -> None:
         """Take what instructions act on; `values` keeps what forwards make, for a resume.
 
         A kill repeats the backward of `repeats` segments at most.
-        `observe` hears of each instruction behind it, and of the step that it belongs to.
+        `observe` hears of each instruction behind it, and of the step that it belongs to;
+        `computed` of each one and its slabs, before anything that it made is written.
         """
-        self._begin, self._observe = begin, observe
+        self._begin, self._observe, self._computed = begin, observe, computed
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
         self._values, self._repeats = values, repeats
@@ -183,6 +185,7 @@ class Executor:
             self._commits.settle()
         self._settle_values(instruction, state)
         self._commits.handoff.observe(instruction)
+        self._computed(instruction, done.slabs)
         self._make_durable(instruction, done.slabs, state)
         self._tier.release(instruction)
         self._tier.write_behind(done.position)

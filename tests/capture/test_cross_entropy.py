@@ -19,7 +19,7 @@ IGNORED = -100
 
 @pytest.fixture(autouse=True)
 def one_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(module, "PIECE_BYTES", 1)
 
 
 @settings(deadline=None, max_examples=60)

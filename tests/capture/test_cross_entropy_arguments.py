@@ -77,7 +77,7 @@ def compared(
 @pytest.fixture(autouse=True)
 def two_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nine rows end in a piece of one."""
-    monkeypatch.setattr(module, "_PIECE_BYTES", 2 * C * 4)
+    monkeypatch.setattr(module, "PIECE_BYTES", 2 * C * 4)
 
 
 CLASSES = torch.arange(N) % C

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from swaptrain.compute.runner import Runner
+from swaptrain.compute import runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.machine.speeds import Machine
 from swaptrain.plan.choose import choose_plan, choose_saves
@@ -144,15 +143,15 @@ TREE: dict[str, Any] = {
 
 
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that fills with the segment of every forward or recomputation."""
+    """Return a list that fills with the micro-batch of every forward or recomputation."""
     calls: list[int] = []
-    original: Callable[..., Any] = Runner._call
+    original = runner.draws
 
-    def call(self: Runner, segment: int, *args: Any) -> Any:
-        calls.append(segment)
-        return original(self, segment, *args)
+    def draws(seed: int, step: int, micro_batch: int, *args: Any) -> Any:
+        calls.append(micro_batch)
+        return original(seed, step, micro_batch, *args)
 
-    monkeypatch.setattr(Runner, "_call", call)
+    monkeypatch.setattr(runner, "draws", draws)
     return calls
 
 
@@ -201,7 +200,7 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
     Or hardly: of two that are as good as equal, the one that computes less is taken.
     """
     config, plan = made
-    monkeypatch.setattr("swaptrain.plan.choose._TENSOR_BYTES", 0)  # small tensors, as many nodes
+    monkeypatch.setattr("swaptrain.plan.choose.TENSOR_BYTES", 0)  # small tensors, as many nodes
     small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2, arena_bytes=0)
     chosen = {}
     for name, machine in {"slow": speeds(1e3), "fast": speeds(1e15)}.items():

@@ -6,6 +6,7 @@ or given back before the copy that it needs was waited for.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.compute.copy_streams import StreamDevice
+from swaptrain.compute.operations import Slabs
 from swaptrain.config.schema import Config
 from swaptrain.errors import StoppedBySignal
 from swaptrain.plan import prepare
@@ -22,6 +24,7 @@ from swaptrain.plan.dry_run import DryRun
 from swaptrain.plan.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.overlap import side_by_side
+from swaptrain.run import open_run
 from swaptrain.run.executor import Executor
 from swaptrain.run.steps import Training
 from swaptrain.run.watch import Watch
@@ -106,17 +109,15 @@ def test_late_copies_change_no_bit(
     plain = trained(_config(tmp_path / "plain", model, settings))
     late = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(late))
-    make_durable = Executor._make_durable
 
-    def after_its_copies(*args: Any) -> None:
-        sums = args[1].operation is Operation.SETTLE
-        for key in args[1].touches if sums else (*args[1].changes, *args[1].writes):
+    def after_its_copies(instruction: Instruction, slabs: Slabs) -> None:
+        sums = instruction.operation is Operation.SETTLE
+        for key in instruction.touches if sums else (*instruction.changes, *instruction.writes):
             stays = not sums and key.kind is Kind.ACCUMULATOR  # the next one goes on with it
-            memory = args[2][key].tensor(torch.uint8, args[2][key].nbytes)
+            memory = slabs[key].tensor(torch.uint8, slabs[key].nbytes)
             assert stays or not late.reaches(memory), "it may not have reached its slab"
-        make_durable(*args)
 
-    monkeypatch.setattr(Executor, "_make_durable", after_its_copies)
+    monkeypatch.setattr(open_run, "Executor", partial(Executor, computed=after_its_copies))
     _leave(monkeypatch, instructions=2)
     copied = trained(_config(tmp_path / "copied", model, settings))
     assert late.ahead > 0 and late.overlapped > 0
@@ -133,14 +134,17 @@ def test_a_stop_finds_nothing_under_way(
     streams = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
     config = _config(tmp_path / "run", "llama", settings)
-    tick, left, save = Watch.tick, [0], Training._save_what_is_done
+    tick, left, run = Watch.tick, [0], Executor.run
     under_way: list[int] = []
 
-    def noted(training: Training, stop: StoppedBySignal) -> None:
-        under_way.append(streams.under_way)
-        save(training, stop)
+    def noted(*args: Any, **options: Any) -> None:
+        try:
+            run(*args, **options)
+        except StoppedBySignal:
+            under_way.append(streams.under_way)
+            raise
 
-    monkeypatch.setattr(Training, "_save_what_is_done", noted)
+    monkeypatch.setattr(Executor, "run", noted)
     for instructions in (1, 2, 5, 9, 14, 23):
         left[0] = instructions
 

@@ -17,10 +17,10 @@ from torch import nn
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError
 from swaptrain.reference import train_reference
-from swaptrain.run import create_store as create
 from swaptrain.run import open_run
 from swaptrain.store.check.verify import Verifier
 from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.slots.slots import Slots
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.inspect_report import read_run
 from swaptrain.verbs.train import train
@@ -248,15 +248,15 @@ def test_a_creation_that_was_cut_short_keeps_no_other_weights(
     """Killed while its first weights were written, a run does not mix them with another file's."""
     directory = saved(LLAMA, tmp_path / "checkpoint")
     tree = tree_of(directory, memory={"segment": "16KiB"}, **STILL)
-    write = create.Creation._write_segment
+    switch = Slots.switch
 
-    def cut_short(self: Any, k: int, initial: Any, *, trees: bool) -> None:
+    def cut_short(self: Slots, k: int, *args: Any, **options: Any) -> None:
         if k == 3:
             raise KeyboardInterrupt
-        write(self, k, initial, trees=trees)
+        switch(self, k, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(create.Creation, "_write_segment", cut_short)
+        patch.setattr(Slots, "switch", cut_short)
         with pytest.raises(KeyboardInterrupt):
             train(config_of(tmp_path / "run", tree))
     assert (tmp_path / "run/store/segments/001").is_symlink()
@@ -275,14 +275,14 @@ def test_a_file_that_changes_while_it_is_read_is_not_mixed(
     tree = tree_of(directory, memory={"segment": "16KiB"}, **STILL)
     tensors = load_file(directory / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path / "new")
-    write = create.Creation._write_segment
+    switch = Slots.switch
 
-    def replaced(self: Any, k: int, initial: Any, *, trees: bool) -> None:
-        if k == 3 and (tmp_path / "new").exists():
+    def replaced(self: Slots, k: int, *args: Any, **options: Any) -> None:
+        if k == 2 and (tmp_path / "new").exists():
             (tmp_path / "new").replace(directory / "model.safetensors")
-        write(self, k, initial, trees=trees)
+        switch(self, k, *args, **options)
 
-    monkeypatch.setattr(create.Creation, "_write_segment", replaced)
+    monkeypatch.setattr(Slots, "switch", replaced)
     with pytest.raises(ConfigError, match="has changed while it was being read"):
         train(config_of(tmp_path / "run", tree))
     found = weights(trained(config_of(tmp_path / "run", tree)))

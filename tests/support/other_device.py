@@ -31,7 +31,8 @@ from swaptrain.compute import runner
 from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.errors import SwaptrainError
 from swaptrain.plan import prepare
-from swaptrain.run.executor import Executor
+from swaptrain.run import executor
+from swaptrain.spans import span
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
 
@@ -145,18 +146,20 @@ class OtherStreams(LateStreams):
 
 @contextlib.contextmanager
 def _noting_waits() -> Iterator[set[str]]:
-    """Note what lets the host wait in `Executor._execute`, which is to begin an instruction."""
-    execute, found = Executor._execute, set[str]()
+    """Note what lets the host wait in the executor's spans, in which it begins an instruction."""
+    found = set[str]()
 
-    def noted(*args: Any) -> Any:
+    @contextlib.contextmanager
+    def noted(*args: Any) -> Iterator[None]:
         global _waits
         _waits = found
         try:
-            return execute(*args)
+            with span(*args):
+                yield
         finally:
             _waits = None
 
-    with mock.patch.object(Executor, "_execute", noted):
+    with mock.patch.object(executor, "span", noted):
         yield found
 
 

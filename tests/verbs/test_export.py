@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -185,7 +186,7 @@ def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(
 ) -> None:
     """Nor does a signal; a file of that name that was there before stays as it was."""
     target = tmp_path / "x.safetensors"
-    write = swaptrain.store.read.safetensors._write
+    write = os.write
     for error, kind in ((OSError(errno.ENOSPC, "full"), RunError), (KeyboardInterrupt(), None)):
         target.write_text("before")
         calls = 0
@@ -198,7 +199,7 @@ def test_a_disk_that_fills_up_while_it_is_written_leaves_nothing(
             return write(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(swaptrain.store.read.safetensors, "_write", failing)
+            patch.setattr(os, "write", failing)
             with pytest.raises(kind or KeyboardInterrupt):
                 export_weights(run, target, None)
         assert target.read_text() == "before"

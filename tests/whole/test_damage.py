@@ -122,18 +122,18 @@ def test_always_finds_what_changed_under_a_running_run(
     smallest_pool(monkeypatch)
     tree = {**GPT, "optimizer": {"clip_norm": 0.3}, "store": {"verify": "always"}}
     config = config_of(tmp_path / "run", tree)
-    original = DirectIO._read
+    original = DirectIO.read
     flipped: list[Path] = []
 
-    def read(io: DirectIO, path: Path, *rest: Any) -> None:
+    def read(io: DirectIO, path: Path, *args: Any, **options: Any) -> Future[None]:
         if folder in path.parts and not flipped:
             flipped.append(path)
             content = bytearray(path.read_bytes())
             content[5] ^= 4
             path.write_bytes(content)
-        original(io, path, *rest)
+        return original(io, path, *args, **options)
 
-    monkeypatch.setattr(DirectIO, "_read", read)
+    monkeypatch.setattr(DirectIO, "read", read)
     with pytest.raises(DamagedStoreError, match=r"a checksum is wrong") as damage:
         trained(config)
     assert damage.value.path == flipped[0]

@@ -96,7 +96,7 @@ def test_the_smallest_pool_changes_no_bit(
         "train": {"recompute": mode != "saving"},
     }
     config = config_of(tmp_path / "run", tree)
-    monkeypatch.setattr(choose, "_TENSOR_BYTES", 0)  # small tensors, as many nodes
+    monkeypatch.setattr(choose, "TENSOR_BYTES", 0)  # small tensors, as many nodes
     plan = Planner.plan
 
     def smallest(planner: Planner) -> Plan:

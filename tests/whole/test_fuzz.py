@@ -43,7 +43,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep to a cache of our own, and flush nothing: no machine dies in these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(files, "_flush", lambda *_: None)
+        patch.setattr(files, "syncfs", lambda _: None)
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(os, "fdatasync", lambda _: None)
         yield

@@ -5,6 +5,7 @@ On ordinary memory with queues that are late, where a number that is looked at t
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from swaptrain.compute import runner
 from swaptrain.compute.copy_streams import StreamDevice
+from swaptrain.compute.operations import Slabs
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.errors import RunError
 from swaptrain.plan import prepare
 from swaptrain.program.instructions import Instruction, Operation
+from swaptrain.run import open_run
 from swaptrain.run.executor import Executor
 from swaptrain.run.steps import Training
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
@@ -37,13 +41,12 @@ def test_a_gradient_that_is_not_finite_is_found_behind_its_copy(
     }
     streams = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
-    written, make_durable = list[Instruction](), Executor._make_durable
+    written = list[Instruction]()
 
-    def noted(*args: Any) -> None:
-        written.append(args[1])
-        make_durable(*args)
+    def noted(instruction: Instruction, _: Slabs) -> None:
+        written.append(instruction)
 
-    monkeypatch.setattr(Executor, "_make_durable", noted)
+    monkeypatch.setattr(open_run, "Executor", partial(Executor, computed=noted))
     with pytest.raises(RunError, match=r"gradient of middle\.weight \(segment (\d)\)") as found:
         trained(config_of(tmp_path / "run", tree))
     segment = int(str(found.value).split("(segment ")[1][0])
@@ -85,19 +88,28 @@ def test_what_changed_after_it_was_saved_is_not_taken(
     plain = trained(config_of(tmp_path / "plain", tree))
     streams = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
-    measure, recompute = Runner.measure_saved, Runner._recompute
+    measure, backward, draws = Runner.measure_saved, Runner.backward, runner.draws
     unlike, recomputed = list[int](), list[int]()
+    turned: list[int] = []
 
     def measured(self: Runner, segment: int, operands: Operands) -> SavedTensors:
         found = measure(self, segment, operands)
         unlike.extend(number for number, match in found.matches.items() if match is None)
-        if not known:
-            self._matches.clear()
         return found
 
-    def noted(self: Runner, segment: int, step: int, *args: Any) -> Any:
-        recomputed.append(segment)
-        return recompute(self, segment, step, *args)
+    def unknown(*args: Any, matches: Any, **options: Any) -> SavedTensors:
+        return SavedTensors(*args, matches={}, **options)
+
+    def turning(self: Runner, segment: int, *args: Any, **options: Any) -> Any:
+        turned.append(segment)
+        try:
+            return backward(self, segment, *args, **options)
+        finally:
+            turned.clear()
+
+    def drawn(*args: Any) -> Any:
+        recomputed.extend(turned)  # a backward runs the segment's code only where it recomputes
+        return draws(*args)
 
     run = Training.run
 
@@ -106,7 +118,10 @@ def test_what_changed_after_it_was_saved_is_not_taken(
         run(training)
 
     monkeypatch.setattr(Runner, "measure_saved", measured)
-    monkeypatch.setattr(Runner, "_recompute", noted)
+    monkeypatch.setattr(Runner, "backward", turning)
+    monkeypatch.setattr(runner, "draws", drawn)
+    if not known:
+        monkeypatch.setattr(runner, "SavedTensors", unknown)
     monkeypatch.setattr(Training, "run", from_here)
     copied = trained(config_of(tmp_path / "copied", tree))
     assert unlike and recomputed.count(1) == (0 if known else 2 * 3)

@@ -19,7 +19,7 @@ from swaptrain.compute import update
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError, RunError, StoppedBySignal
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.run.steps import Training
+from swaptrain.program.step import StepBuilder
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.slots.commit import Committer
@@ -332,12 +332,11 @@ def test_export_refuses_a_run_whose_update_is_pending(
     """A clipped run killed between a step and its updates is finished before it is exported."""
     config = config_of(tmp_path / "run", CLIPPED)
 
-    def flush(self: Training, step: int) -> None:
-        self.commits.drain()
+    def flush(*_: Any) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_flush", flush)
+        patch.setattr(StepBuilder, "flush", flush)
         with pytest.raises(Stopped):
             trained(config)
     to = tmp_path / "w.safetensors"

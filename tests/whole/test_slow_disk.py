@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -13,7 +14,6 @@ import pytest
 
 from swaptrain.config.schema import Config
 from swaptrain.plan.prepare import Prepared
-from swaptrain.store.disk.direct import DirectIO
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 
@@ -31,12 +31,19 @@ class SlowDisk:
     def __init__(self, stall_s: float) -> None:
         self._random = random.Random(0)
         self._lock = threading.Lock()
-        self._transfer: Callable[..., int] = DirectIO._transfer
         self._stall_s = stall_s
         self.requests = self.stalls = 0
 
-    def transfer(self, io: DirectIO, *args: Any, **options: Any) -> int:
-        """Do what DirectIO does with a request, some time later."""
+    def late(self, call: Callable[..., int]) -> Callable[..., int]:
+        """Return the same system call, some time later."""
+
+        def called(*args: Any) -> int:
+            self._wait()
+            return call(*args)
+
+        return called
+
+    def _wait(self) -> None:
         with self._lock:
             self.requests += 1
             delay_s = self._random.choice((0.0, 0.0, 0.001, 0.005, 0.02))
@@ -44,7 +51,6 @@ class SlowDisk:
                 self.stalls += 1
                 delay_s = self._stall_s
         time.sleep(delay_s)
-        return self._transfer(io, *args, **options)
 
 
 def _config(run_dir: Path, mode: str, host_bytes: int = 256 * MIB) -> Config:
@@ -65,7 +71,8 @@ def test_a_disk_that_makes_everybody_wait_changes_nothing(
     """Losses and weights are those of an undisturbed run, with little more memory than needed."""
     undisturbed = trained(_config(tmp_path / "undisturbed", mode))
     slow = SlowDisk(stall_s=0.5)
-    monkeypatch.setattr(DirectIO, "_transfer", lambda *a, **o: slow.transfer(*a, **o))
+    monkeypatch.setattr(os, "preadv", slow.late(os.preadv))
+    monkeypatch.setattr(os, "pwritev", slow.late(os.pwritev))
     plan = Prepared(_config(tmp_path / "planned", mode), None, lambda _: None).plan
     waited = trained(_config(tmp_path / "waited", mode, plan.least_host_bytes + 2 * MIB))
     assert slow.stalls > 1
