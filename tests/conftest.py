@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.serving import Server
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -14,3 +16,11 @@ def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Yield the process that forks runs; it is begun by the first test that asks for it."""
+    server = Server()
+    yield server
+    server.close()

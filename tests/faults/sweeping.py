@@ -1,7 +1,6 @@
 """Runs a small job again and again, another disk operation failing each time.
 
-`python -m tests.faults.sweeping` reads JSON plans from its standard input, a line each, and answers
-each with a line. As in `tests.support.killing`, the model is captured once and runs are forked.
+As in `tests.support.killing`, the model is captured once and runs are forked.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from swaptrain import cli
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.format.record import read_record
 from tests.faults.injection import COUNTED, READS, WRITES, Fault, Injector
-from tests.support.killing import Runs, final_state, in_child, metrics_key, serve
+from tests.support.killing import Runs, final_state, in_child, metrics_key
 
-__all__ = ["Outcome", "explain", "faults_of", "sweep"]
+__all__ = ["ACTIONS", "Outcome", "explain", "faults_of", "sweep"]
 
 _FLUSHES = ("fsync", "fdatasync", "syncfs")
 _LASTING = ("ENOSPC", "EROFS", "ENODEV")
@@ -233,5 +232,5 @@ def delay(plan: dict[str, Any]) -> dict[str, Any]:
     return {"wrong": outcome.said or _difference(runs, expected)}
 
 
-if __name__ == "__main__":
-    serve({"sweep": sweep, "delay": delay})
+ACTIONS = {"sweep": sweep, "delay": delay}
+"""What `tests.support.serving` may be asked for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,9 @@ _SPREAD = 12
 """Faults per mode and start in the default run; `-m slow` has all of them."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server("tests.faults.sweeping")
-    yield server
-    server.close()
-
-
-def _plan(folder: Path, mode: str, start: str, **more: Any) -> dict[str, Any]:
-    tree = MODES[mode]
-    return {"do": "sweep", "folder": str(folder), "tree": tree, "pool": 1.3, "from": start, **more}
+def _ask(server: Server, folder: Path, mode: str, start: str, **more: Any) -> dict[str, Any]:
+    plan: dict[str, Any] = {"do": "sweep", "folder": str(folder), "tree": MODES[mode], "pool": 1.3}
+    return server.ask("tests.faults.sweeping", **{**plan, "from": start, **more})
 
 
 @pytest.mark.parametrize(
@@ -38,14 +30,14 @@ def test_a_fault_ends_in_one_message_and_the_run_goes_on_to_the_same_bits(
     mode: str, start: str, server: Server, tmp_path: Path
 ) -> None:
     """A spread over all operations of a run: creation, training, the end, recovery."""
-    report = server.ask(_plan(tmp_path, mode, start, count=_SPREAD))
+    report = _ask(server, tmp_path, mode, start, count=_SPREAD)
     assert not report["wrong"]
     assert sum(report["tally"].values()) == _SPREAD
 
 
 def test_slow_operations_change_nothing(server: Server, tmp_path: Path) -> None:
     """Every operation takes another few milliseconds: the order of the commits stays."""
-    report = server.ask({**_plan(tmp_path, "fused", "nothing"), "do": "delay", "delay_s": 0.0005})
+    report = _ask(server, tmp_path, "fused", "nothing", do="delay", delay_s=0.0005)
     assert not report["wrong"]
 
 
@@ -56,7 +48,6 @@ def test_slow_operations_change_nothing(server: Server, tmp_path: Path) -> None:
 def test_every_operation_may_fail(mode: str, start: str, server: Server, tmp_path: Path) -> None:
     """Not a spread: each operation of a small run, and of one that was killed in the middle."""
     tree = {**MODES[mode], "store": {**MODES[mode].get("store", {}), "verify": "always"}}
-    plan = {**_plan(tmp_path, mode, start, count=0, flips=True, show=100), "tree": tree}
-    report = server.ask(plan)
+    report = _ask(server, tmp_path, mode, start, tree=tree, count=0, flips=True, show=100)
     print(f"{mode}, {start}: {report.get('faults')} faults, {report.get('tally')}")
     assert not report["wrong"]

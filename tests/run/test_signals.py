@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.serving import Server
 from tests.whole.test_kill import CLIPPED, EVALUATED, GPT, MODES, TREES
 
 MODES = {**MODES, "trees-clipped-evaluated": {**GPT, **TREES, **CLIPPED, **EVALUATED}}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.stopping"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    yield process
-    process.communicate(timeout=60)
-
-
-def ask(server: subprocess.Popen[str], folder: Path, mode: str, **plan: Any) -> dict[str, Any]:
-    assert server.stdin is not None and server.stdout is not None
+def ask(server: Server, folder: Path, mode: str, **plan: Any) -> dict[str, Any]:
+    """Have a mode's job stopped, or exported from."""
     plan = {"folder": str(folder), "tree": MODES[mode], "pool": 1.3, **plan}
-    server.stdin.write(json.dumps(plan) + "\n")
-    server.stdin.flush()
-    report: dict[str, Any] = json.loads(server.stdout.readline())
-    return report
+    return server.ask("tests.support.stopping", **plan)
 
 
-def stops(
-    server: subprocess.Popen[str], folder: Path, mode: str, positions: list[int]
-) -> list[dict[str, Any]]:
+def stops(server: Server, folder: Path, mode: str, positions: list[int]) -> list[dict[str, Any]]:
     """Stop and resume a run of each position; return what came of it."""
     report = ask(server, folder, mode, do="stops", positions=positions)
     assert "stops" in report, report
@@ -61,25 +41,21 @@ def stops(
     ids=["clipped", "trees"],
 )
 def test_a_signal_changes_no_bit(
-    mode: str, positions: list[int], server: subprocess.Popen[str], tmp_path: Path
+    mode: str, positions: list[int], server: Server, tmp_path: Path
 ) -> None:
     """Stopped at an instruction and resumed, a run ends as if it had never been stopped."""
     stops(server, tmp_path, mode, positions)
 
 
 @pytest.mark.parametrize("mode", ["batch-norm-clipped", "trees", "trees-clipped-evaluated"])
-def test_an_export_at_every_step_changes_no_bit(
-    mode: str, server: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_an_export_at_every_step_changes_no_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """Updates that come early, and commits of trees that were not planned, are the same ones."""
     assert ask(server, tmp_path, mode, do="wanted")["wrong"] is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_no_position_of_a_signal_changes_a_bit(
-    mode: str, server: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_no_position_of_a_signal_changes_a_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """Every seventh instruction of a run; with trees each whole step of work is kept."""
     found = stops(server, tmp_path, mode, list(range(2, 240, 7)))
     if mode.startswith("trees"):

@@ -1,7 +1,6 @@
 """Damages one file of a run after the other and looks at what verify and a resumed run make of it.
 
-`python -m tests.support.damaging` reads JSON plans from its standard input, a line each, and
-answers each with a line. The model is captured once; each case is a forked child.
+The model is captured once; each case is a forked child, as in `tests.support.killing`.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ import os
 import random
 import shutil
 import signal
-import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from swaptrain.store.check.verify import Verifier
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.record import read_record
 from tests.support.killing import Runs, final_state, metrics_key
 
-__all__ = ["KINDS", "damage", "damageable"]
+__all__ = ["ACTIONS", "KINDS", "damage", "damageable"]
 
 KINDS = ("flipped", "truncated", "missing", "swapped", "stale")
 _OTHERS = ("lock", "config.yaml", "metrics.jsonl", "data", "trace.json")
@@ -209,22 +205,5 @@ def _content(path: Path) -> str | None:
     return hashlib.blake2b(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def plans() -> Iterator[dict[str, Any]]:
-    """Yield the plans that the standard input holds."""
-    for line in sys.stdin:
-        yield json.loads(line)
-
-
-def main() -> None:
-    """Answer each plan with a line, its report."""
-    torch.set_num_threads(1)
-    for plan in plans():
-        try:
-            report = sweep(plan)
-        except Exception:
-            report = {"wrong": traceback.format_exc()}
-        print(json.dumps(report), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+ACTIONS = {"damage": sweep}
+"""What `tests.support.serving` may be asked for."""

@@ -1,8 +1,7 @@
 """Trains in forked children that kill themselves at a chosen system call, and compares the ends.
 
-The models are captured once, in this process, which never starts a thread: a child only opens the
-run, so that a hundred interruptions take seconds. `python -m tests.support.killing` reads JSON
-plans from its standard input, a line each, and answers each with a line.
+The models are captured once, in a process that never starts a thread (`tests.support.serving`): a
+child only opens the run, so that a hundred interruptions take seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -21,7 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 
 import swaptrain.verbs.train as training
@@ -33,7 +30,7 @@ from swaptrain.store.format.record import read_record
 from tests.support.repeated import Again, lives, logger, repeated
 from tests.support.runs import config_of
 
-__all__ = ["Runs", "final_state", "in_child", "metrics_key", "serve"]
+__all__ = ["ACTIONS", "Runs", "final_state", "in_child", "metrics_key"]
 
 KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
 
@@ -352,17 +349,5 @@ def power_loss(plan: dict[str, Any]) -> dict[str, Any]:
     return {"kills": kills, "more": more, "wrong": wrong[:5]}
 
 
-def serve(actions: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
-    """Answer each line of the standard input, a plan, with a line, its report."""
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        plan = json.loads(line)
-        try:
-            report = actions[plan["do"]](plan)
-        except Exception:
-            report = {"wrong": traceback.format_exc()}
-        print(json.dumps(report), flush=True)
-
-
-if __name__ == "__main__":
-    serve({"chain": chain, "power loss": power_loss, "sweep": sweep})
+ACTIONS = {"chain": chain, "power loss": power_loss, "sweep": sweep}
+"""What `tests.support.serving` may be asked for."""

@@ -1,28 +1,24 @@
 """Makes snapshots, goes back to them, and is killed in the middle of either.
 
-`python -m tests.support.killing_snapshots` reads JSON plans from its standard input, a line each,
-and answers each with a line, as `tests.support.killing` does.
+In forked children, as `tests.support.killing` does.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import swaptrain.run.go_back as going_back
 from swaptrain.store.slots.snapshots import GOING_BACK, Snapshots, list_snapshots
 from tests.support.killing import Runs, digest_of, final_state, metrics_key
 from tests.support.runs import config_of
+
+__all__ = ["ACTIONS"]
 
 CALLS = ("fsync", "replace", "symlink", "unlink", "mkdir", "rmdir", "ftruncate")
 
@@ -178,16 +174,5 @@ def answer(plan: dict[str, Any]) -> dict[str, Any]:
     return {"steps": job.steps, "kills": job.kills, "wrong": job.wrong[:5]}
 
 
-def main() -> None:
-    """Answer each line of the standard input, a plan, with a line, its report."""
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        try:
-            report = answer(json.loads(line))
-        except Exception:
-            report = {"wrong": traceback.format_exc()}
-        print(json.dumps(report), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+ACTIONS = {"go back": answer, "kill": answer}
+"""What `tests.support.serving` may be asked for."""

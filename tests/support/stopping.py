@@ -1,22 +1,16 @@
 """Trains in forked children that get signals at chosen instructions, and compares the ends.
 
-Like `tests.support.killing`, whose jobs it uses: `python -m tests.support.stopping` answers each
-plan, a line of JSON on its standard input, with a line.
+Like `tests.support.killing`, whose jobs it uses.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from swaptrain.run import open_run
 from swaptrain.run.executor import Executor
@@ -24,7 +18,7 @@ from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.verbs.inspect_report import read_run
 from tests.support.killing import Runs, final_state, metrics_key
 
-__all__: list[str] = []
+__all__ = ["ACTIONS"]
 
 
 def stop_at(position: int, number: int, errors: Path, *, times: int = 1) -> Callable[[], None]:
@@ -92,17 +86,5 @@ def wanted(plan: dict[str, Any]) -> dict[str, Any]:
     return {"wrong": None if ends[0] == ends[1] else "another end"}
 
 
-def main() -> None:
-    """Answer each line of the standard input, a plan, with a line, its report."""
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        plan = json.loads(line)
-        try:
-            report = {"stops": stops, "wanted": wanted}[plan["do"]](plan)
-        except Exception:
-            report = {"wrong": traceback.format_exc()}
-        print(json.dumps(report), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+ACTIONS = {"stops": stops, "wanted": wanted}
+"""What `tests.support.serving` may be asked for."""

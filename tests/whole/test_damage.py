@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,6 +18,7 @@ from swaptrain.store.disk.direct import DirectIO
 from tests.support.damaging import KINDS
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
+from tests.support.serving import Server
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 2}},
@@ -157,26 +154,19 @@ SWEPT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def swept(folder: Path, mode: str, kinds: list[str] | None, stride: int = 1) -> dict[str, Any]:
+def swept(
+    server: Server, folder: Path, mode: str, kinds: list[str] | None, stride: int = 1
+) -> dict[str, Any]:
     """Damage the files of an interrupted run, in a process that forks the resumed ones."""
     tree, state = SWEPT[mode]
     plan = {"folder": str(folder), "tree": tree, "pool": 1.3, "state": state}
     plan |= {"kinds": kinds, "stride": stride}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.damaging"],
-        input=json.dumps(plan),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+    return server.ask("tests.support.damaging", do="damage", **plan)
 
 
-def test_a_damaged_file_is_named_or_does_not_matter(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_or_does_not_matter(server: Server, tmp_path: Path) -> None:
     """Every second file, in one way: exit 3 with its name, or the bits of an undamaged run."""
-    report = swept(tmp_path, "frozen", None, stride=2)
+    report = swept(server, tmp_path, "frozen", None, stride=2)
     assert not report["wrong"]
     assert report["outcomes"]["stopped"] > 5
     assert report["outcomes"]["no matter"] > 5
@@ -185,8 +175,8 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", SWEPT)
-def test_no_damage_to_any_file_goes_unseen(mode: str, tmp_path: Path) -> None:
+def test_no_damage_to_any_file_goes_unseen(mode: str, server: Server, tmp_path: Path) -> None:
     """Each file in every way: flipped, truncated, missing, exchanged, and of an earlier step."""
-    report = swept(tmp_path, mode, list(KINDS))
+    report = swept(server, tmp_path, mode, list(KINDS))
     assert not report["wrong"]
     assert report["outcomes"]["stopped"] > 50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +50,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server("tests.support.killing")
-    yield server
-    server.close()
+def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    """Have a job of that config killed; its slabs leave a little room."""
+    plan = {"do": do, "folder": str(folder), "tree": tree, "pool": 1.3, **plan}
+    return server.ask("tests.support.killing", **plan)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fused"])
@@ -67,9 +65,7 @@ def test_a_run_killed_at_random_system_calls_ends_with_the_same_bits(
     And no process does again more than one segment's forward or backward, of what was completed;
     two segments' backwards with `store.repeats: 2`.
     """
-    report = server.ask(
-        {"do": "chain", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3, "kills": 8}
-    )
+    report = ask(server, tmp_path, "chain", MODES[mode], kills=8)
     assert report["wrong"] is None
 
 
@@ -78,8 +74,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bits(
 ) -> None:
     """Twenty times SIGKILL, from outside, in runs of twelve steps."""
     tree = {**GPT, "train": {"steps": 12}}
-    plan = {"do": "chain", "folder": str(tmp_path), "tree": tree, "pool": 1.3, "kills": 20}
-    report = server.ask({**plan, "timed": True})
+    report = ask(server, tmp_path, "chain", tree, kills=20, timed=True)
     assert report["wrong"] is None
 
 
@@ -88,8 +83,7 @@ def test_activations_that_a_power_loss_took_are_made_again(
     mode: str, server: Server, tmp_path: Path
 ) -> None:
     """They were never flushed; whatever is left of them and of their journal, the bits are same."""
-    plan = {"do": "power loss", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3}
-    report = server.ask({**plan, "positions": 5})
+    report = ask(server, tmp_path, "power loss", MODES[mode], positions=5)
     assert not report["wrong"]
     assert report["kills"] > 3 and report["more"] > 0
 
@@ -100,8 +94,7 @@ def test_without_values_a_killed_run_makes_its_forward_again(
 ) -> None:
     """store.values: false costs forwards, and no bit."""
     tree = {**MODES[mode], "store": {"values": False}}
-    plan = {"do": "power loss", "folder": str(tmp_path), "tree": tree, "pool": 1.3}
-    report = server.ask({**plan, "positions": 3})
+    report = ask(server, tmp_path, "power loss", tree, positions=3)
     assert not report["wrong"]
     assert report["more"] > 0
 
@@ -113,7 +106,6 @@ def test_no_position_of_a_kill_changes_a_bit(mode: str, server: Server, tmp_path
 
     Which does again one segment's forward or backward at most.
     """
-    plan = {"do": "sweep", "folder": str(tmp_path), "tree": MODES[mode], "pool": 1.3}
-    report = server.ask({**plan, "positions": 100})
+    report = ask(server, tmp_path, "sweep", MODES[mode], positions=100)
     assert not report["wrong"]
     assert report["kills"] > 50

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ from swaptrain.verbs.inspect_report import read_run
 from swaptrain.verbs.plan import plan
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, rows, trained
+from tests.support.serving import Server
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
@@ -50,34 +46,10 @@ MODES: dict[str, dict[str, Any]] = {
 KEEP = {"every": 2, "last": 2}
 
 
-class Server:
-    """A process that imports once and forks the runs."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.killing_snapshots"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def ask(self, **plan: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"keep": KEEP, **plan}) + "\n")
-        self._process.stdin.flush()
-        report: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return report
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.close()
+def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    """Have a job with snapshots killed, or go back."""
+    plan = {"do": do, "folder": str(folder), "tree": tree, "keep": KEEP, **plan}
+    return server.ask("tests.support.killing_snapshots", **plan)
 
 
 SLOW = {"trees-clipped"}
@@ -91,7 +63,7 @@ def test_going_back_and_on_again_changes_no_bit(mode: str, server: Server, tmp_p
 
     At the end the last step is on the disk twice, and no slot is left that nothing points to.
     """
-    report = server.ask(do="go back", folder=str(tmp_path), tree=MODES[mode])
+    report = ask(server, tmp_path, "go back", MODES[mode])
     assert not report["wrong"]
     assert report["steps"] == [4, 6]
     assert report["kills"] > 0
@@ -103,7 +75,7 @@ def test_a_kill_in_making_or_going_back_changes_no_bit(
 ) -> None:
     """Killed there, the next start does the rest, and no slot is lost or used too early."""
     tree = {**MLP, **store, "train": {"steps": 6}}
-    report = server.ask(do="kill", folder=str(tmp_path), tree=tree, stride=6)
+    report = ask(server, tmp_path, "kill", tree, stride=6)
     assert not report["wrong"]
     assert report["kills"] > 4
 
@@ -114,7 +86,7 @@ def test_a_kill_in_any_call_of_making_or_going_back_changes_no_bit(
     mode: str, server: Server, tmp_path: Path
 ) -> None:
     """The same at each system call that changes the disk."""
-    report = server.ask(do="kill", folder=str(tmp_path), tree=MODES[mode], stride=1)
+    report = ask(server, tmp_path, "kill", MODES[mode], stride=1)
     assert not report["wrong"]
     assert report["kills"] > 20
 
