@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.plain import PlainRuns
 from tests.support.serving import Server
 
 
@@ -16,6 +17,12 @@ def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def plain_runs() -> PlainRuns:
+    """Return what makes each run of plain PyTorch once; a worker of the session has its own."""
+    return PlainRuns()
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ import pytest
 
 from swaptrain.plan import choose
 from swaptrain.plan.planner import Plan, Planner
+from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
     config_of,
     losses,
     norms,
-    reference,
     trained,
     weights,
 )
@@ -62,14 +62,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_path: Path) -> None:
+def test_losses_and_weights_equal_plain_pytorch(
+    name: str, variant: str, tmp_path: Path, plain_runs: PlainRuns
+) -> None:
     """In float32 on the CPU all losses and final weights equal plain PyTorch's, bit for bit."""
     model, data = MODELS[name]
     tree = {"model": model, **VARIANTS[variant]}
     tree["data"] = {"python": f"tests.support.datasets:{data}"}
     config = config_of(tmp_path / "run", tree)
     run_dir = trained(config)
-    plain = reference(config)
+    plain = plain_runs.of(config)
     assert losses(run_dir) == plain.losses
     assert norms(run_dir) == plain.grad_norms
     stored = weights(run_dir)
@@ -81,7 +83,11 @@ def test_losses_and_weights_equal_plain_pytorch(name: str, variant: str, tmp_pat
 @pytest.mark.parametrize("mode", ["fused", "clipped", "saving"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_smallest_pool_changes_no_bit(
-    name: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    mode: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_runs: PlainRuns,
 ) -> None:
     """With slabs for one instruction only, so that nearly all is spilled, the bits stay plain's.
 
@@ -108,7 +114,7 @@ def test_the_smallest_pool_changes_no_bit(
 
     monkeypatch.setattr(Planner, "plan", smallest)
     run_dir = trained(config)
-    plain = reference(config)
+    plain = plain_runs.of(config)
     assert losses(run_dir) == plain.losses
     stored = weights(run_dir)
     tensors = {**plain.buffers, **plain.parameters}

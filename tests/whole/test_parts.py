@@ -10,12 +10,12 @@ import pytest
 
 from swaptrain.plan.planner import Plan, Planner
 from swaptrain.program.instructions import Operation
+from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
     config_of,
     losses,
     norms,
-    reference,
     trained,
     weights,
 )
@@ -55,7 +55,7 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parts_change_no_bit(
-    variant: str, dtype: str, tmp_path: Path, small_pool: list[Plan]
+    variant: str, dtype: str, tmp_path: Path, small_pool: list[Plan], plain_runs: PlainRuns
 ) -> None:
     """Losses, norms and weights are the reference's, in float32 plain PyTorch's."""
     tree = {**GPT, **VARIANTS[variant], "model": {**GPT["model"], "dtype": dtype}}
@@ -63,7 +63,7 @@ def test_parts_change_no_bit(
     run_dir = trained(config)
     (plan,) = small_pool
     assert plan.layouts.parts and min(plan.layouts.parts.values()) > 2
-    plain = reference(config)
+    plain = plain_runs.of(config)
     assert losses(run_dir) == plain.losses
     if dtype == "float32":
         assert norms(run_dir) == plain.grad_norms
