@@ -1,8 +1,21 @@
 #!/usr/bin/env bash
-# Makes .venv if needed, with what the tests need, and runs them, two at a time. Arguments are
-# pytest's; with `-n 0` they run one after the other, in one process.
+# Makes .venv if needed, with what the tests need, and runs them, two at a time.
+#
+#     bash scripts/test.sh                  # the properties that matter, at small sizes
+#     bash scripts/test.sh quick            # those of them that train nothing
+#     bash scripts/test.sh proof            # everything that must hold, of a matrix each pair
+#     bash scripts/test.sh proof --whole    # whole matrices and sweeps too, for hours
+#
+# Further arguments are pytest's; with `-n 0` tests run one after the other, in one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-}" in
+    quick) shift; set -- -m "not trains and not proof and not whole" "$@" ;;
+    proof)
+        shift
+        if [[ "${1:-}" == --whole ]]; then shift; set -- -m "" "$@"; else set -- -m "not whole" "$@"; fi
+        ;;
+esac
 source scripts/environment.sh
 make_environment dev
 # swaptrain refuses to train on a file system that is RAM, and on some systems /tmp is one.

@@ -142,9 +142,9 @@ def legal_gaps(uncut: Uncut) -> dict[str, bool]:
     return dict(zip(nodes, costs.legal, strict=True))
 
 
-def cut_everywhere(uncut: Uncut) -> Captured:
-    """Cut at every legal gap."""
-    gaps = [i for i, legal in enumerate(legal_gaps(uncut).values()) if legal]
+def cut_everywhere(uncut: Uncut, *, every: int = 1) -> Captured:
+    """Cut at every legal gap, or at every so many of them."""
+    gaps = [i for i, legal in enumerate(legal_gaps(uncut).values()) if legal][::every]
     limits = CutLimits(1, 1, 1, 1)
     return cut(uncut, limits, state_bytes=_nothing, working_bytes=_nothing, cuts=gaps)[0]
 

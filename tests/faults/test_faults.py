@@ -11,7 +11,7 @@ from tests.faults.jobs import MODES
 from tests.support.serving import Server
 
 _SPREAD = 12
-"""Faults per mode and start in the default run; `-m slow` has all of them."""
+"""Faults per mode and start in the proof; `-m whole` has all of them."""
 
 
 def _ask(server: Server, folder: Path, mode: str, start: str, **more: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_slow_operations_change_nothing(server: Server, tmp_path: Path) -> None:
     assert not report["wrong"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("start", ["nothing", "interrupted"])
 @pytest.mark.parametrize("mode", MODES)

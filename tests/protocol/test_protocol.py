@@ -52,14 +52,14 @@ def test_every_rule_is_needed(rule: Rule) -> None:
     assert report.lost_count > 0
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("scenario", LARGE, ids=str)
 def test_nothing_is_lost_in_larger_runs(scenario: Scenario) -> None:
     """The same with more segments, steps and disks."""
     _assert_nothing_lost(check(scenario))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     builders(),

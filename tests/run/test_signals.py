@@ -53,7 +53,7 @@ def test_an_export_at_every_step_changes_no_bit(mode: str, server: Server, tmp_p
     assert ask(server, tmp_path, mode, do="wanted")["wrong"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", MODES)
 def test_no_position_of_a_signal_changes_a_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """Every seventh instruction of a run; with trees each whole step of work is kept."""

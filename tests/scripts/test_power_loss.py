@@ -58,7 +58,7 @@ def test_nor_where_a_disk_does_not_pass_on_that_all_of_it_be_flushed() -> None:
     assert report["distinct"] > 20
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "mode",
@@ -76,7 +76,7 @@ def test_no_mode_has_a_moment_at_which_power_must_not_fail(mode: str) -> None:
     assert report["recoveries"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_the_replay_finds_a_flush_that_is_left_out(sabotage: str) -> None:
     """Each flush that the protocol asks for is missed when it is not there."""
@@ -89,7 +89,7 @@ def test_the_replay_finds_a_flush_that_is_left_out(sabotage: str) -> None:
     assert report["violation_count"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_nothing_that_a_run_does_to_its_disk_escapes_the_recorder(tmp_path: Path) -> None:
     """Recorder and strace count the same calls, by kind and path, of the very same process."""
     if shutil.which("strace") is None:

@@ -219,7 +219,7 @@ def test_it_says_when_a_kill_may_repeat_two_segments(
     assert ("two segments' backwards" in capsys.readouterr().out) == (repeats == 2)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_billions_of_parameters_plan_in_little_memory(tmp_path: Path) -> None:
     """configs/big.yaml plans in less than 2 GiB of resident memory."""
     script = (

@@ -172,7 +172,7 @@ def test_a_damaged_file_is_named_or_does_not_matter(server: Server, tmp_path: Pa
     assert report["outcomes"]["no matter"] > 5
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", SWEPT)
 def test_no_damage_to_any_file_goes_unseen(mode: str, server: Server, tmp_path: Path) -> None:

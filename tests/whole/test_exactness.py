@@ -10,6 +10,7 @@ import pytest
 
 from swaptrain.plan import choose
 from swaptrain.plan.planner import Plan, Planner
+from tests.support.matrix import matrix
 from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
@@ -60,8 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "variant"), matrix(MODELS, VARIANTS))
 def test_losses_and_weights_equal_plain_pytorch(
     name: str, variant: str, tmp_path: Path, plain_runs: PlainRuns
 ) -> None:
@@ -80,8 +80,7 @@ def test_losses_and_weights_equal_plain_pytorch(
     )
 
 
-@pytest.mark.parametrize("mode", ["fused", "clipped", "saving"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "mode"), matrix(MODELS, ["fused", "clipped", "saving"]))
 def test_the_smallest_pool_changes_no_bit(
     name: str,
     mode: str,

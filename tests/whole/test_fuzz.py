@@ -26,7 +26,7 @@ from tests.support.mutations import metadata_files, mutate_bytes, mutate_tree, r
 from tests.support.stores import MLP, STATES, Job, small_run
 
 EXAMPLES = int(os.environ.get("SWAPTRAIN_FUZZ_EXAMPLES", "0"))
-"""How many examples the slow tests run; 0: 1000."""
+"""How many examples the whole of it runs; 0: 1000."""
 FEW = ["inside a step", "update pending"]
 SOME = settings(
     max_examples=15,
@@ -157,7 +157,7 @@ def test_spoilt_configs(tmp_path: Path, data: st.DataObject) -> None:
     spoil_config(tmp_path, data)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(7200)
 @MANY
 @given(data=st.data())
@@ -180,7 +180,7 @@ def test_spoilt_values(jobs: Callable[[str], Job], state: str, data: st.DataObje
     spoil_values(jobs, state, data)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(7200)
 @MANY
 @given(state=st.sampled_from(sorted(STATES)), data=st.data())
@@ -189,7 +189,7 @@ def test_many_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.Data
     spoil_bytes(jobs, state, data)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.timeout(7200)
 @MANY
 @given(state=st.sampled_from(sorted(STATES)), data=st.data())

@@ -99,7 +99,7 @@ def test_without_values_a_killed_run_makes_its_forward_again(
     assert report["more"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", MODES)
 def test_no_position_of_a_kill_changes_a_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """A hundred positions spread over a run, each followed by one recovery.

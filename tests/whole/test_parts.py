@@ -10,6 +10,7 @@ import pytest
 
 from swaptrain.plan.planner import Plan, Planner
 from swaptrain.program.instructions import Operation
+from tests.support.matrix import matrix
 from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
@@ -52,8 +53,7 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return plans
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtype"), matrix(VARIANTS, ["float32", "bfloat16"]))
 def test_parts_change_no_bit(
     variant: str, dtype: str, tmp_path: Path, small_pool: list[Plan], plain_runs: PlainRuns
 ) -> None:

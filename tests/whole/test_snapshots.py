@@ -56,7 +56,7 @@ SLOW = {"trees-clipped"}
 
 
 @pytest.mark.parametrize(
-    "mode", [pytest.param(m, marks=pytest.mark.slow) if m in SLOW else m for m in MODES]
+    "mode", [pytest.param(m, marks=pytest.mark.whole) if m in SLOW else m for m in MODES]
 )
 def test_going_back_and_on_again_changes_no_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """A run with snapshots ends as one without, and again from each, from the end and from inside.
@@ -80,7 +80,7 @@ def test_a_kill_in_making_or_going_back_changes_no_bit(
     assert report["kills"] > 4
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("mode", MODES)
 def test_a_kill_in_any_call_of_making_or_going_back_changes_no_bit(
     mode: str, server: Server, tmp_path: Path

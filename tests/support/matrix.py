@@ -1,0 +1,57 @@
+"""Which cases of a matrix run when: a few by default, each pair in the proof, the whole by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+__all__ = ["matrix", "pairs", "proof_but"]
+
+
+def proof_but(cases: Iterable[Any], *default: Any) -> list[Any]:
+    """Return the cases of one parameter; only those named in `default` run outside the proof."""
+    listed = list(cases)
+    assert set(default) <= set(listed)
+    return [c if c in default else pytest.param(c, marks=pytest.mark.proof) for c in listed]
+
+
+def matrix(*factors: Iterable[Any]) -> list[Any]:
+    """Return every combination of the factors' values, as cases of one `parametrize`.
+
+    By default each value runs once. The proof adds cases until each pair of values of two factors
+    has run; what is left is marked `whole`. So two factors run wholly in the proof.
+    """
+    listed = [tuple(factor) for factor in factors]
+    by_default, proof = _diagonal(listed), pairs(*listed)
+    cases = []
+    for values in product(*listed):
+        marks: tuple[pytest.MarkDecorator, ...] = ()
+        if values not in by_default:
+            marks = (pytest.mark.proof if values in proof else pytest.mark.whole,)
+        cases.append(pytest.param(*values, marks=marks))
+    return cases
+
+
+def pairs(*factors: Iterable[Any]) -> set[tuple[Any, ...]]:
+    """Return combinations that hold each pair of values of two factors; the diagonal is in it."""
+    listed = [tuple(factor) for factor in factors]
+    candidates, chosen = list(product(*listed)), _diagonal(listed)
+    left = set().union(*map(_pairs_of, candidates)).difference(*map(_pairs_of, chosen))
+    while left:
+        best = max(candidates, key=lambda values: len(left & _pairs_of(values)))
+        chosen.add(best)
+        left -= _pairs_of(best)
+    return chosen
+
+
+def _diagonal(factors: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
+    """Return as many combinations as the longest factor has values; each value is in one."""
+    longest = max(map(len, factors))
+    return {tuple(values[n % len(values)] for values in factors) for n in range(longest)}
+
+
+def _pairs_of(values: tuple[Any, ...]) -> set[Any]:
+    return set(combinations(enumerate(values), 2))
