@@ -7,8 +7,38 @@ from collections.abc import Iterator
 
 import pytest
 
+from swaptrain.run.steps import Training
 from tests.support.plain import PlainRuns
 from tests.support.serving import Server
+
+
+class _Test:
+    """The test that runs, and whether it may train."""
+
+    name, may_train = "", True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note what the markers of a test allow, before its fixtures are made."""
+    _Test.name = item.nodeid
+    markers = {marker.name for marker in item.iter_markers()}
+    _Test.may_train = not markers.isdisjoint({"trains", "proof", "whole"})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_tests_train_nothing() -> Iterator[None]:
+    """Fail a test that trains in this process and is not marked so: the quick run would slow."""
+    run = Training.run
+
+    def checked(training: Training) -> None:
+        if not _Test.may_train:
+            pytest.fail(f"{_Test.name} trains: mark it `trains`")
+        run(training)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "run", checked)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

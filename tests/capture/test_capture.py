@@ -25,7 +25,10 @@ from tests.capture.in_memory import (
     legal_gaps,
     segment_step,
 )
+from tests.support.matrix import every
 from tests.support.models import gpt
+
+pytestmark = pytest.mark.trains
 
 Factory = Callable[[], nn.Module]
 
@@ -230,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[Simple, Tensor], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", every(3, REFUSED))
 def test_what_a_graph_cannot_hold_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """The message says what is wrong and what to do."""
     function, message = REFUSED[name]

@@ -18,6 +18,9 @@ from swaptrain.capture.capture import cut
 from swaptrain.capture.cross_entropy import cross_entropy
 from swaptrain.capture.cut import CutLimits
 from tests.capture.in_memory import captured_model, eager_step, segment_step
+from tests.support.matrix import every, proof_but
+
+pytestmark = pytest.mark.trains
 
 N, C = 9, 6
 LossOf = Callable[[Tensor, Tensor], Tensor]
@@ -149,7 +152,7 @@ USES: dict[str, LossOf] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", every(4, USES))
 def test_however_the_loss_and_the_logits_are_used(use: str, tmp_path: Path) -> None:
     compared(USES[use], CLASSES, tmp_path, by_rows=True)
 
@@ -171,12 +174,14 @@ LEFT_ALONE: dict[str, LossOf] = {
 }
 
 
-@pytest.mark.parametrize("form", LEFT_ALONE)
+@pytest.mark.parametrize("form", every(4, LEFT_ALONE))
 def test_forms_that_it_does_not_take_are_torchs(form: str, tmp_path: Path) -> None:
     compared(LEFT_ALONE[form], CLASSES, tmp_path, by_rows=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", proof_but([torch.float64, torch.bfloat16, torch.float16], torch.bfloat16)
+)
 @pytest.mark.parametrize("ignore_index", [0, -100])
 def test_logits_of_other_widths(dtype: torch.dtype, ignore_index: int, tmp_path: Path) -> None:
     compared(

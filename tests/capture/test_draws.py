@@ -10,6 +10,8 @@ import pytest
 from swaptrain.models import build
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 
+pytestmark = pytest.mark.trains
+
 
 def draws_of(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return a list that hears of each construction whether it draws its random numbers."""
@@ -24,8 +26,10 @@ def draws_of(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return draws
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
-    ("model", "data", "again"), [("gpt", "tokens", [False]), ("drawn", "vectors", [False, True])]
+    ("model", "data", "again"),
+    [("gpt", "tokens", [False]), ("drawn", "vectors", [False, True])],
 )
 def test_going_on_draws_no_initial_weights(
     model: str, data: str, again: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,9 @@ from tests.capture.in_memory import (
     eager_losses,
     segment_losses,
 )
+from tests.support.matrix import every
+
+pytestmark = pytest.mark.trains
 
 D = 16
 Batch = dict[str, Tensor]
@@ -267,7 +270,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", every(4, MEMBERS))
 def test_a_loss_in_evaluation_mode_has_the_bits_of_plain_pytorch(name: str, tmp_path: Path) -> None:
     """Uncut and cut wherever training may be, for batches of two sizes, with trained buffers."""
     held_out = batches(3, 2)
@@ -355,7 +358,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", every(3, REFUSED))
 def test_what_cannot_be_evaluated_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """It names the mode, the model and the way out; training alone is captured."""
     factory, message = REFUSED[name]

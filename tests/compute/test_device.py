@@ -50,6 +50,7 @@ class Putting(nn.Module):
         return self.linear(x).put(first, torch.ones(1)).square().mean()
 
 
+@pytest.mark.trains
 @pytest.mark.usefixtures("kernels")
 def test_an_operation_without_such_a_kernel_is_refused(tmp_path: Path) -> None:
     """With the key that asked for it."""

@@ -17,6 +17,8 @@ import torch.utils.backend_registration
 
 from tests.whole.test_exactness import GPT2, LLAMA
 
+pytestmark = pytest.mark.trains
+
 TEXT = {"python": "tests.support.datasets:text"}
 SMALL: dict[str, Any] = {"memory": {"segment": "16KiB"}, "data": TEXT}
 DROPOUT = {**GPT2, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
@@ -44,6 +46,7 @@ WAITING = {"whole parameters": ["aten._local_scalar_dense.default"]}
 """Adafactor takes its factors as numbers."""
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch knows no device that is written in Python",

@@ -20,7 +20,10 @@ from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.step_cost import price
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Kind, Operation
+from tests.support.matrix import proof_but
 from tests.support.runs import config_of, losses, reference, trained
+
+pytestmark = pytest.mark.trains
 
 
 def attention(weight: Tensor, x: Tensor) -> Tensor:
@@ -155,7 +158,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("recompute", proof_but([True, False], False))
 def test_what_is_saved_is_not_recomputed(
     recompute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +282,7 @@ def test_odd_operations_are_saved_or_recomputed_but_never_wrong(tmp_path: Path) 
     assert losses(trained(config)) == reference(config).losses
 
 
+@pytest.mark.proof
 def test_what_an_earlier_start_reserved_is_gone_at_the_next(tmp_path: Path) -> None:
     """A run that is prolonged without saving takes the disk of what was saved back."""
     saving = {**TREE, "train": {"steps": 1, "recompute": False}}

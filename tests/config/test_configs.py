@@ -115,6 +115,8 @@ def test_example_modules_are_plain_pytorch() -> None:
                 assert "swaptrain" not in ast.unparse(node)
 
 
+@pytest.mark.proof
+@pytest.mark.trains
 @every_config
 @pytest.mark.usefixtures("in_root")
 def test_config_plans(path: Path, tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def shortened(path: Path, run_dir: Path) -> list[str]:
     return [*command, "model.hf.num_hidden_layers=2", "model.hf.num_attention_heads=2"]
 
 
+@pytest.mark.trains
 def test_the_quickstart_runs(tmp_path: Path) -> None:
     """Shortened, it trains, says where the run is, and a second start says that it is finished."""
     run_dir = tmp_path / "run"

@@ -147,6 +147,7 @@ def test_token_files_take_the_tokenizer_that_made_them(tmp_path: Path, tokenizer
     assert ((labels != -100).sum(dim=1) == 6).all() and (ids == MASK).any()
 
 
+@pytest.mark.proof
 def test_a_masked_run_is_plain_pytorchs_over_a_resume(tmp_path: Path, tokenizer: Path) -> None:
     """BertForMaskedLM is chosen for it; losses and held-out losses are those of the plain loop."""
     bert = {

@@ -19,6 +19,8 @@ from swaptrain.run.os_failures import named_failures
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
 
+pytestmark = pytest.mark.trains
+
 MIB = 1 << 20
 JOB: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},

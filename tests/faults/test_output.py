@@ -11,6 +11,8 @@ from rich.console import Console
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.step_metrics import StepMetrics
 
+pytestmark = pytest.mark.trains
+
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_log_on_a_full_disk_is_given_up(

@@ -21,6 +21,8 @@ from swaptrain.store.disk.durable_files import free_bytes
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
 
+pytestmark = pytest.mark.trains
+
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN: from now on every operation is an I/O error
 _WITHOUT_LOG = 2
 JOB: dict[str, Any] = {
@@ -143,6 +145,7 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(disk: Disk, tmp_p
     assert not (disk.path / "run").exists()
 
 
+@pytest.mark.proof
 def test_a_disk_that_something_else_fills_does_not_stop_a_run(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[Any, Any]
 ) -> None:
@@ -152,6 +155,7 @@ def test_a_disk_that_something_else_fills_does_not_stop_a_run(
     assert ends_as(run_dir, expected)
 
 
+@pytest.mark.proof
 def test_a_full_disk_without_reserved_lines_stops_a_run_that_goes_on_later(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[Any, Any]
 ) -> None:
@@ -165,6 +169,7 @@ def test_a_full_disk_without_reserved_lines_stops_a_run_that_goes_on_later(
     assert ends_as(trained(config_on(disk, tmp_path)), expected)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("happens", "said"),
     # A flush that is under way when the log is given up fails with EIO, a later one with EROFS.

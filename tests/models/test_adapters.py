@@ -15,6 +15,8 @@ from tests.models.test_pretrained import saved, tree_of
 from tests.support.runs import config_of
 from tests.whole.test_exactness import LLAMA
 
+pytestmark = pytest.mark.trains
+
 NAMES = [
     "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
     "adapter_model-00001-of-00002.safetensors", "pytorch_adapter.bin", "adapters.safetensors",

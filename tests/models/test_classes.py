@@ -15,7 +15,10 @@ from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.models.classes import Job, choose_class
 from swaptrain.models.leak import sight_of
 from swaptrain.verbs.plan import plan
+from tests.support.matrix import every
 from tests.support.runs import config_of, losses, reference, trained
+
+pytestmark = pytest.mark.trains
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -101,7 +104,7 @@ REFUSED: list[tuple[str, str | None, list[str], Job, str]] = [
 
 @pytest.mark.parametrize(
     ("model_type", "named", "architectures", "job", "message"),
-    REFUSED,
+    every(4, REFUSED),
     ids=[f"{r[0]} {r[1] or r[2]} {r[3].kind}" for r in REFUSED],
 )
 def test_what_does_not_do_the_job_is_refused(
@@ -152,6 +155,7 @@ CLIP: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.proof
 def test_a_constant_argument_trains_clip(tmp_path: Path) -> None:
     """Without return_loss it gives no loss, and the message names the key."""
     tree = {

@@ -14,8 +14,11 @@ from torch import Tensor
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.train import train
 from tests.models.test_pretrained import saved, split_in_two, tree_of
+from tests.support.matrix import every
 from tests.support.runs import config_of
 from tests.whole.test_exactness import LLAMA
+
+pytestmark = pytest.mark.trains
 
 
 def _drop(tensors: dict[str, Tensor]) -> None:
@@ -153,7 +156,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", every(4, REFUSED))
 def test_what_cannot_be_begun_from_is_refused(name: str, tmp_path: Path) -> None:
     """Each refusal says which tensor or file, and what to do, and nothing is written."""
     damage, message = REFUSED[name]

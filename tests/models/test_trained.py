@@ -21,6 +21,8 @@ from swaptrain.verbs.train import train
 from tests.models.test_pretrained import TEXT, tree_of
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 
+pytestmark = pytest.mark.trains
+
 MARIAN: dict[str, Any] = {
     "vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
@@ -35,6 +37,7 @@ def _shown(out: str) -> str:
     return next(line for line in out.splitlines() if "parameters are trained" in line)
 
 
+@pytest.mark.proof
 def test_the_constructors_frozen_tables_stay_frozen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +55,7 @@ def test_the_constructors_frozen_tables_stay_frozen(
     assert root is not None and root.choices["trained"] == line == planned
 
 
+@pytest.mark.proof
 def test_begun_from_a_checkpoint_it_is_as_from_pretrained_has_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

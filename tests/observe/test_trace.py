@@ -18,6 +18,8 @@ from swaptrain.spans import Recorder, span
 from swaptrain.verbs.train import train
 from tests.support.runs import config_of, losses, rows, trained
 
+pytestmark = pytest.mark.trains
+
 GPT = {
     "model": {"python": "tests.support.models:gpt"},
     "data": {"python": "tests.support.datasets:tokens"},
@@ -89,6 +91,7 @@ def test_a_run_that_fails_records_no_more(tmp_path: Path) -> None:
     assert "step 1" in {event["name"] for event in events(tmp_path / "run" / "trace.json")}
 
 
+@pytest.mark.proof
 def test_a_start_without_a_trace_leaves_the_last_one(tmp_path: Path) -> None:
     """`--fresh` takes it away with everything else."""
     folder = str(tmp_path / "run")
@@ -100,6 +103,7 @@ def test_a_start_without_a_trace_leaves_the_last_one(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "trace.json").exists()
 
 
+@pytest.mark.proof
 def test_a_step_that_evaluates_is_where_it_was(tmp_path: Path) -> None:
     """Its span holds its own instructions, and none of the evaluation behind it."""
     tree = {**GPT, "eval": {"python": "tests.support.datasets:tokens", "every": 1, "batches": 9}}

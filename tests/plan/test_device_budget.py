@@ -23,6 +23,8 @@ from tests.store.helpers import small_root
 from tests.support.runs import config_of, trained
 from tests.support.streams import LateStreams
 
+pytestmark = pytest.mark.trains
+
 
 def test_the_number_in_the_refusal_is_accepted(tmp_path: Path) -> None:
     """One byte is refused; the size that the message names is not."""
@@ -102,6 +104,7 @@ class Small(LateStreams):
         self.held_bytes += nbytes
 
 
+@pytest.mark.proof
 def test_a_segment_without_room_leaves_nothing_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +126,7 @@ class WithoutRoomToSave(LateStreams):
         return super().empty(view)
 
 
+@pytest.mark.proof
 def test_where_the_device_cannot_save_it_recomputes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from swaptrain.store.disk import durable_files as files
 from swaptrain.verbs.plan import print_plan
 from tests.support.runs import config_of, losses, trained
 
+pytestmark = pytest.mark.trains
+
 
 def job(run_dir: Path, **sections: Any) -> Config:
     tree = {
@@ -84,6 +86,7 @@ def test_what_cannot_be_deleted_at_the_end_is_no_failure(
     assert "could not be deleted" not in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_a_run_goes_on_where_the_room_is_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_what_is_said_and_what_is_refused(config: Config, done: int, said: str |
         assert re.search(said, found)
 
 
+@pytest.mark.proof
 def test_going_on_after_the_end_is_refused_and_the_advice_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

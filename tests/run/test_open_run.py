@@ -16,6 +16,8 @@ from swaptrain.run import open_run
 from swaptrain.run.executor import Executor
 from tests.support.runs import config_of, losses, trained
 
+pytestmark = pytest.mark.trains
+
 NOTE = "a killed run may repeat two segments"
 
 
@@ -30,6 +32,7 @@ def job(run_dir: Path, **store: Any) -> Any:
     return config_of(run_dir, tree)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("said", [None, 2])
 def test_a_start_says_what_it_lets_a_kill_repeat(
     said: int | None,
@@ -57,6 +60,7 @@ def test_a_start_says_what_it_lets_a_kill_repeat(
     assert repeats == [2]
 
 
+@pytest.mark.proof
 def test_where_no_room_can_be_reserved_it_recomputes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

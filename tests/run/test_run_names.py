@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from swaptrain.cli import main
+from tests.support.matrix import proof_but
 from tests.whole.test_bad_input import LLAMA, job
+
+pytestmark = pytest.mark.trains
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +53,9 @@ def test_files_of_the_user_are_not_overwritten(
     assert (run_dir / "lock").exists() == (name == "lock")
 
 
-@pytest.mark.parametrize("text", [b"", b"\0" * 256, b"pid 1\nhost elsewhere\nboot then\n"])
+@pytest.mark.parametrize(
+    "text", proof_but([b"", b"\0" * 256, b"pid 1\nhost elsewhere\nboot then\n"], b"")
+)
 def test_a_directory_with_nothing_but_a_lock_is_a_run(text: bytes, tmp_path: Path) -> None:
     """It was killed before it had written more, or its machine lost power."""
     command, run_dir = job(tmp_path)
@@ -72,6 +77,7 @@ def test_a_config_in_its_own_run_directory_is_refused(
     assert path.read_text() == before and list(run_dir.iterdir()) == [path]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["trace.json", "metrics.jsonl", "config.yaml"])
 def test_a_directory_in_the_place_of_a_file_is_not_started_over(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -90,6 +96,7 @@ def test_a_directory_in_the_place_of_a_file_is_not_started_over(
     assert main([*command, "--fresh"]) == 0
 
 
+@pytest.mark.proof
 def test_a_directory_with_other_things_takes_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +114,7 @@ def test_a_directory_with_other_things_takes_a_run(
     assert "tokenising" in (said := capsys.readouterr().out) and said.count("tokenising") == 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("deleted", ["lock", "all but the data"])
 def test_a_run_without_its_lock_is_a_run(deleted: str, tmp_path: Path) -> None:
     """Its store says so; what a refused start left of the data is no obstacle either."""

@@ -13,6 +13,8 @@ import pytest
 from tests.support.serving import Server
 from tests.whole.test_kill import CLIPPED, EVALUATED, GPT, MODES, TREES
 
+pytestmark = pytest.mark.trains
+
 MODES = {**MODES, "trees-clipped-evaluated": {**GPT, **TREES, **CLIPPED, **EVALUATED}}
 
 
@@ -35,6 +37,7 @@ def stops(server: Server, folder: Path, mode: str, positions: list[int]) -> list
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("mode", "positions"),
     [("clipped", [79, 160]), ("trees-clipped-evaluated", [141, 217])],
@@ -47,6 +50,7 @@ def test_a_signal_changes_no_bit(
     stops(server, tmp_path, mode, positions)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("mode", ["batch-norm-clipped", "trees", "trees-clipped-evaluated"])
 def test_an_export_at_every_step_changes_no_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """Updates that come early, and commits of trees that were not planned, are the same ones."""

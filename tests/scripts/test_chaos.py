@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.trains
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "proof"
 
 
+@pytest.mark.proof
 def test_three_kills_change_nothing(tmp_path: Path) -> None:
     """The command as a user gives it, with fewer kills."""
     command = [sys.executable, str(SCRIPTS / "chaos.py"), "--kills", "3", "--mode", "fused"]

@@ -20,6 +20,8 @@ from tests.support.recording_sabotage import SABOTAGES
 from tests.support.recording_states import Shelf, choices
 from tests.support.recording_strace import TRACED, calls_of
 
+pytestmark = pytest.mark.trains
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -48,6 +50,7 @@ def test_no_power_failure_loses_a_commit_or_shows_a_mixture() -> None:
         assert report["resumed"] > 3
 
 
+@pytest.mark.proof
 def test_nor_where_a_disk_does_not_pass_on_that_all_of_it_be_flushed() -> None:
     """As behind FUSE: there is no syncfs, and every file that counts is flushed by itself."""
     (report,) = replay(

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
-__all__ = ["matrix", "pairs", "proof_but"]
+__all__ = ["every", "matrix", "pairs", "proof_but"]
 
 
 def proof_but(cases: Iterable[Any], *default: Any) -> list[Any]:
-    """Return the cases of one parameter; only those named in `default` run outside the proof."""
+    """Return the cases of one `parametrize`; only those in `default` run outside the proof."""
     listed = list(cases)
-    assert set(default) <= set(listed)
-    return [c if c in default else pytest.param(c, marks=pytest.mark.proof) for c in listed]
+    assert all(case in listed for case in default)
+    return [case if case in default else _in_proof(case) for case in listed]
+
+
+def every(nth: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of one `parametrize`, of which every `nth` runs outside the proof."""
+    return [case if not n % nth else _in_proof(case) for n, case in enumerate(cases)]
 
 
 def matrix(*factors: Iterable[Any]) -> list[Any]:
@@ -45,6 +50,10 @@ def pairs(*factors: Iterable[Any]) -> set[tuple[Any, ...]]:
         chosen.add(best)
         left -= _pairs_of(best)
     return chosen
+
+
+def _in_proof(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.proof)
 
 
 def _diagonal(factors: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:

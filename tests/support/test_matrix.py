@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.support.matrix import matrix, pairs, proof_but
+from tests.support.matrix import every, matrix, pairs, proof_but
 
 FACTORS = (("a", "b", "c"), (1, 2), ("x", "y", "z", "w"), (True, False))
 
@@ -39,3 +39,6 @@ def test_what_is_not_named_waits_for_the_proof() -> None:
     assert two == "two" and one.marks[0].name == "proof"
     with pytest.raises(AssertionError):
         proof_but(["one"], "three")
+    some = every(2, [("a", 1), ("b", 2), ("c", 3)])
+    assert some[0] == ("a", 1) and some[2] == ("c", 3)
+    assert some[1].values == ("b", 2) and some[1].marks[0].name == "proof"

@@ -39,6 +39,7 @@ def test_a_run_is_made_once_for_all_that_it_depends_on(
     assert len(made) == 1 + len(other)
 
 
+@pytest.mark.trains
 def test_a_copy_that_is_spoilt_is_nobody_elses(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", TREE)
     runs = PlainRuns()

@@ -23,6 +23,8 @@ from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
 from tests.support.runs import config_of
 
+pytestmark = pytest.mark.trains
+
 
 @pytest.fixture(autouse=True)
 def _private_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,6 +148,7 @@ def read_segments(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Any,
     return plan(config).segments
 
 
+@pytest.mark.proof
 def test_a_run_whose_update_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With clipping, the step is done before its update is: both are said."""
     config = job(tmp_path / "run", optimizer={"clip_norm": 1.0})

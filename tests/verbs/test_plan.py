@@ -29,6 +29,8 @@ from swaptrain.verbs.plan_table import show
 from swaptrain.verbs.train import train
 from tests.support.runs import config_of, rows
 
+pytestmark = pytest.mark.trains
+
 ROOT = Path(__file__).parents[2]
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 256, "num_hidden_layers": 4,
@@ -78,6 +80,7 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     assert report.step_write_bytes >= state_bytes
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", MODELS)
 def test_the_least_budget_works(name: str, tmp_path: Path) -> None:
     """A refusal names N; a new process starts and finishes with N, and stays within base + N."""
@@ -92,6 +95,7 @@ def test_the_least_budget_works(name: str, tmp_path: Path) -> None:
     assert len(peaks) == 2 and max(peaks) <= config.memory.host
 
 
+@pytest.mark.proof
 def test_a_run_that_exists_keeps_its_cut(tmp_path: Path) -> None:
     """Its plan has the recorded segments, whatever the budget is now."""
     config = job(tmp_path, "llama", memory={"host": "64MiB"}, train={"steps": 1})
@@ -108,6 +112,7 @@ def test_a_run_that_exists_keeps_its_cut(tmp_path: Path) -> None:
     assert all(0 < row["roofline_fraction"] <= 1 for row in rows(config.run.dir))
 
 
+@pytest.mark.proof
 def test_what_is_rehearsed_is_what_is_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +209,7 @@ def test_a_plan_without_the_machines_speed_says_what_it_leaves_out(
     assert ("segments that save" in capsys.readouterr().out) == said
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_it_says_when_a_kill_may_repeat_two_segments(
     repeats: int,

@@ -32,6 +32,8 @@ from tests.support.killing import final_state
 from tests.support.runs import config_of, trained
 from tests.support.stores import small_run
 
+pytestmark = pytest.mark.trains
+
 TREE: dict[str, Any] = {
     "model": {"python": "tests.support.models:part_frozen"},
     "data": {"python": "tests.support.datasets:vectors"},
@@ -303,6 +305,7 @@ def test_repair_says_what_it_cannot_do_and_where_to_go_back_to(
         verify_run(run_dir, mend=True, console=Console(file=io.StringIO()))
 
 
+@pytest.mark.proof
 def test_a_running_run_raises_no_false_alarm(tmp_path: Path) -> None:
     """Slots switch, hand-offs and snapshots come and go while all of it is read again and again."""
     tree = {**TREE, "train": {"steps": 25}, "store": {"keep": {"every": 5, "last": 1}}}

@@ -155,6 +155,7 @@ def test_a_missing_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "absent.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_numbers_that_yaml_reads_as_text_work(tmp_path: Path) -> None:
     """`lr: 3e-4`, which PyYAML gives as text, trains."""
     command, run_dir = job(tmp_path)
@@ -286,6 +287,7 @@ def test_an_id_that_the_model_lacks_is_refused(
     assert "400" in message and "257" in message and "ids.bin" in message
 
 
+@pytest.mark.trains
 def test_a_sequence_longer_than_the_positions_is_refused(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +320,7 @@ def test_data_that_the_model_does_not_take_is_refused(
     assert "layer" in refused(command, run_dir, capsys)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -398,6 +401,7 @@ def test_a_full_disk_is_refused(
         assert str(tmp_path / "a") in message and str(tmp_path / "b") in message
 
 
+@pytest.mark.trains
 def test_a_budget_that_is_too_small_names_one_that_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

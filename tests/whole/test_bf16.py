@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swaptrain.capture.precision import kept_in_float32
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError
+from tests.support.matrix import matrix
 from tests.support.runs import (
     assert_same_bits,
     config_of,
@@ -21,6 +22,8 @@ from tests.support.runs import (
     trained,
     weights,
 )
+
+pytestmark = pytest.mark.trains
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -57,9 +60,9 @@ def outcome(config: Config) -> tuple[list[float], dict[str, Tensor]]:
     return losses(run_dir), weights(run_dir)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("clip_norm", [None, 0.3])
-@pytest.mark.parametrize("name", ["gpt", "convolutional"])
+@pytest.mark.parametrize(
+    ("name", "clip_norm", "micro_batches"), matrix(["gpt", "convolutional"], [None, 0.3], [1, 3])
+)
 def test_a_run_equals_the_reference_loop(
     name: str, clip_norm: float | None, micro_batches: int, tmp_path: Path
 ) -> None:
@@ -81,6 +84,7 @@ def test_a_run_equals_the_reference_loop(
     assert set(plain.parameters) <= set(found)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", MODELS)
 def test_bits_do_not_depend_on_memory_and_commits(name: str, tmp_path: Path) -> None:
     """Budgets and the commit interval change traffic and not a single bit."""
@@ -104,6 +108,7 @@ def test_the_smallest_budget_that_works_gives_the_same_bits(tmp_path: Path) -> N
     assert_same_bits(small[1], large[1])
 
 
+@pytest.mark.proof
 def test_dropout_draws_differ_between_steps_and_micro_batches(tmp_path: Path) -> None:
     """With dropout the first loss is another one than without, and another seed gives another."""
     without = outcome(config_with(tmp_path / "without", "gpt", {"train": {"steps": 1}}))

@@ -17,8 +17,11 @@ from swaptrain.plan.planner import Plan, Planner
 from swaptrain.store.disk.direct import DirectIO
 from tests.support.damaging import KINDS
 from tests.support.killing import final_state, metrics_key
+from tests.support.matrix import proof_but
 from tests.support.runs import config_of, trained
 from tests.support.serving import Server
+
+pytestmark = pytest.mark.trains
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 2}},
@@ -83,7 +86,7 @@ def trained_and_counted(config: Config, monkeypatch: pytest.MonkeyPatch) -> Read
     return reads
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fused"])
+@pytest.mark.parametrize("mode", proof_but([mode for mode in MODES if mode != "fused"], "clipped"))
 def test_always_compares_every_read(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +98,7 @@ def test_always_compares_every_read(
     assert reads.count[False] == 0
 
 
+@pytest.mark.proof
 def test_first_read_compares_once_and_never_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +115,7 @@ def test_first_read_compares_once_and_never_not_at_all(
     assert ends[0] == ends[1] == ends[2]
 
 
-@pytest.mark.parametrize("folder", ["values", "gradients", "accumulators"])
+@pytest.mark.parametrize("folder", proof_but(["values", "gradients", "accumulators"], "gradients"))
 def test_always_finds_what_changed_under_a_running_run(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +168,7 @@ def swept(
     return server.ask("tests.support.damaging", do="damage", **plan)
 
 
+@pytest.mark.proof
 def test_a_damaged_file_is_named_or_does_not_matter(server: Server, tmp_path: Path) -> None:
     """Every second file, in one way: exit 3 with its name, or the bits of an undamaged run."""
     report = swept(server, tmp_path, "frozen", None, stride=2)

@@ -14,6 +14,7 @@ from swaptrain.data import look_at_held_out, open_eval
 from swaptrain.errors import BudgetError, CaptureError, ConfigError
 from swaptrain.plan.prepare import Prepared
 from tests.capture.test_evaluation import Base
+from tests.support.matrix import proof_but
 from tests.support.runs import (
     assert_same_bits,
     config_of,
@@ -23,6 +24,8 @@ from tests.support.runs import (
     trained,
     weights,
 )
+
+pytestmark = pytest.mark.trains
 
 HERE = "tests.whole.test_evaluation"
 MODELS = "tests.capture.test_evaluation"
@@ -78,12 +81,21 @@ TREES = {"store": {"commit_every": 2}, **SMALL}
     [
         pytest.param("Norms", SMALL, id="norms"),
         pytest.param("StillEncoder", SMALL, id="encoder"),
-        pytest.param("EvaluationBranch", SMALL, id="other order"),
-        pytest.param("Average", CLIPPED, id="average, clipped"),
+        pytest.param("EvaluationBranch", SMALL, id="other order", marks=pytest.mark.proof),
+        pytest.param("Average", CLIPPED, id="average, clipped", marks=pytest.mark.proof),
         pytest.param("Spectral", TREES, id="spectral norm, trees"),
-        pytest.param("FrozenNorm", {"eval": {"batches": 2}}, id="whole batches only"),
-        pytest.param("Mutual", {"eval": {"kwargs": {"length": 3}}}, id="less than a batch"),
-        pytest.param("Norms", {"model": {"dtype": "bfloat16"}}, id="norms, bfloat16"),
+        pytest.param(
+            "FrozenNorm", {"eval": {"batches": 2}}, id="whole batches only", marks=pytest.mark.proof
+        ),
+        pytest.param(
+            "Mutual",
+            {"eval": {"kwargs": {"length": 3}}},
+            id="less than a batch",
+            marks=pytest.mark.proof,
+        ),
+        pytest.param(
+            "Norms", {"model": {"dtype": "bfloat16"}}, id="norms, bfloat16", marks=pytest.mark.proof
+        ),
     ],
 )
 def test_a_run_gives_the_held_out_losses_of_plain_pytorch(
@@ -121,7 +133,7 @@ def reference_model(config: Config) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("batches", [1, 3, 100, "all"])
+@pytest.mark.parametrize("batches", proof_but([1, 3, 100, "all"], 3, "all"))
 def test_as_many_batches_are_taken_as_there_are(batches: int | str, tmp_path: Path) -> None:
     """Of seven sequences of text by threes; before it is tokenised into the run, and afterwards."""
     text = tmp_path / "held-out.txt"
@@ -154,6 +166,7 @@ def test_held_out_text_has_the_losses_of_plain_pytorch(tmp_path: Path) -> None:
     assert held_out_losses(trained(config)) == reference(config).eval_losses
 
 
+@pytest.mark.proof
 def test_held_out_data_that_comes_later_changes_no_step(tmp_path: Path) -> None:
     """Begun without, gone on with, and the figures are those of a run that always had it."""
     whole = trained(job(tmp_path / "whole", "Norms", **SMALL))
@@ -177,6 +190,7 @@ class Drawn(Base):
         return h if self.training else h * self.codes
 
 
+@pytest.mark.proof
 def test_a_drawn_constant_is_the_same_after_a_resume(tmp_path: Path) -> None:
     """It is no buffer, so no store has it: the constructor draws it again."""
     model = {"model": {"python": f"{HERE}:Drawn"}}
@@ -185,7 +199,7 @@ def test_a_drawn_constant_is_the_same_after_a_resume(tmp_path: Path) -> None:
     assert held_out_losses(trained(config)) == reference(config).eval_losses
 
 
-@pytest.mark.parametrize("kind", ["Structure", "ReadsValues", "Chained"])
+@pytest.mark.parametrize("kind", proof_but(["Structure", "ReadsValues", "Chained"], "ReadsValues"))
 def test_a_refused_evaluation_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """Before a byte is written; without `eval` the same model trains."""
     config = job(tmp_path / "run", kind)
@@ -195,6 +209,7 @@ def test_a_refused_evaluation_leaves_nothing(kind: str, tmp_path: Path) -> None:
     trained(job(tmp_path / "run", kind, eval=None, train={"steps": 1}))
 
 
+@pytest.mark.proof
 def test_the_least_budget_holds_in_an_evaluation(tmp_path: Path) -> None:
     """A refusal names a budget, in which the run evaluates with the same figures."""
     config = job(tmp_path / "run", "Encoder", **SMALL)

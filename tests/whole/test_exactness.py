@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from swaptrain.plan import choose
 from swaptrain.plan.planner import Plan, Planner
-from tests.support.matrix import matrix
+from tests.support.matrix import matrix, proof_but
 from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
@@ -20,6 +21,8 @@ from tests.support.runs import (
     trained,
     weights,
 )
+
+pytestmark = pytest.mark.trains
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3,
@@ -80,7 +83,15 @@ def test_losses_and_weights_equal_plain_pytorch(
     )
 
 
-@pytest.mark.parametrize(("name", "mode"), matrix(MODELS, ["fused", "clipped", "saving"]))
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    proof_but(
+        product(MODELS, ["fused", "clipped", "saving"]),
+        ("gpt2", "clipped"),
+        ("unet", "saving"),
+        ("convolutional", "fused"),
+    ),
+)
 def test_the_smallest_pool_changes_no_bit(
     name: str,
     mode: str,

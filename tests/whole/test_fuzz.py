@@ -25,6 +25,8 @@ from swaptrain.verbs.inspect import inspect_run
 from tests.support.mutations import metadata_files, mutate_bytes, mutate_tree, rewrite
 from tests.support.stores import MLP, STATES, Job, small_run
 
+pytestmark = pytest.mark.trains
+
 EXAMPLES = int(os.environ.get("SWAPTRAIN_FUZZ_EXAMPLES", "0"))
 """How many examples the whole of it runs; 0: 1000."""
 FEW = ["inside a step", "update pending"]
@@ -166,6 +168,7 @@ def test_many_spoilt_configs(tmp_path: Path, data: st.DataObject) -> None:
     spoil_config(tmp_path, data)
 
 
+@pytest.mark.proof
 @SOME
 @given(state=st.sampled_from(FEW), data=st.data())
 def test_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:
@@ -173,6 +176,7 @@ def test_spoilt_bytes(jobs: Callable[[str], Job], state: str, data: st.DataObjec
     spoil_bytes(jobs, state, data)
 
 
+@pytest.mark.proof
 @SOME
 @given(state=st.sampled_from(FEW), data=st.data())
 def test_spoilt_values(jobs: Callable[[str], Job], state: str, data: st.DataObject) -> None:

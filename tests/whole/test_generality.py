@@ -27,6 +27,8 @@ from tests.capture.in_memory import (
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
 
+pytestmark = pytest.mark.trains
+
 VOCABULARY = 64
 Batch = dict[str, Tensor]
 
@@ -303,6 +305,7 @@ def test_an_architecture_that_draws_evaluates_without_draws(name: str, tmp_path:
     assert evaluated == (expected if MODELS[name].expected == "same bits" else close(expected))
 
 
+@pytest.mark.proof
 def test_experts_in_float32_leave_the_rest_of_the_model_its_eager_branches(tmp_path: Path) -> None:
     """Qwen 3 Next solves its triangular systems by substitution only where it is exported."""
     fields = {
@@ -336,6 +339,7 @@ def _job(tmp_path: Path, hf: dict[str, Any], *, segment: str) -> Config:
     return config_of(tmp_path / "run", tree)
 
 
+@pytest.mark.proof
 def test_a_gradient_in_another_layout_keeps_its_bits_on_the_disk(tmp_path: Path) -> None:
     """Qwen 3 cut between its head norms and the transposes behind them, trained from the disk."""
     config = _job(tmp_path, {"model_type": "qwen3", **GROUPED, "head_dim": 8}, segment="1KiB")
@@ -345,6 +349,7 @@ def test_a_gradient_in_another_layout_keeps_its_bits_on_the_disk(tmp_path: Path)
     assert_same_bits(weights(run_dir), plain.parameters)
 
 
+@pytest.mark.proof
 def test_planning_reads_no_memory_that_was_never_written(tmp_path: Path) -> None:
     """Experts take tokens back into their order: of zeros for that order most places are missing.
 

@@ -18,6 +18,8 @@ from swaptrain.verbs.train import train
 from tests.support.runs import config_of, rows
 from tests.support.stores import MLP, Job, small_run
 
+pytestmark = pytest.mark.trains
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
@@ -179,6 +181,7 @@ def test_a_slot_of_another_run_is_refused(
     assert now == {path: path.read_bytes() for path in victim.rglob("*") if path.is_file()}
 
 
+@pytest.mark.proof
 def test_files_get_the_users_umask(tmp_path: Path) -> None:
     """Nothing is readable by others, nor kept from the group, against the user's umask."""
     for mask, file_mode, directory_mode in ((0o027, 0o640, 0o750), (0o002, 0o664, 0o775)):
@@ -194,6 +197,7 @@ def test_files_get_the_users_umask(tmp_path: Path) -> None:
                 assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
+@pytest.mark.proof
 def test_files_are_made_in_the_run_only(tmp_path: Path) -> None:
     """But for what is measured of the machine, in the user's cache; nothing in /tmp."""
     job = tmp_path / "here"
@@ -233,6 +237,7 @@ def test_files_are_made_in_the_run_only(tmp_path: Path) -> None:
     assert astray - tried <= {job / "cache"}, astray
 
 
+@pytest.mark.proof
 def test_a_finished_run_on_other_disks_can_be_moved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

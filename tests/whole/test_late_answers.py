@@ -24,8 +24,11 @@ from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.run import open_run
 from swaptrain.run.executor import Executor
 from swaptrain.run.steps import Training
+from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams
+
+pytestmark = pytest.mark.trains
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.3])
@@ -74,7 +77,7 @@ def rewriting() -> nn.Module:
     return Rewriting()
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("known", proof_but([False, True], False))
 def test_what_changed_after_it_was_saved_is_not_taken(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

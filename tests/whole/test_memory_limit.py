@@ -19,6 +19,10 @@ import pytest
 import transformers
 import yaml
 
+from tests.support.matrix import proof_but
+
+pytestmark = pytest.mark.trains
+
 MIB = 1 << 20
 HOST_MIB = 192
 SLACK_MIB = 64
@@ -137,7 +141,9 @@ class FreeRun:
     samples: list[tuple[float, int]]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["recomputing", "saving"])
+@pytest.fixture(
+    scope="module", params=proof_but([True, False], True), ids=["recomputing", "saving"]
+)
 def free_run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> FreeRun:
     """Run once each way."""
     directory = tmp_path_factory.mktemp("memory")
@@ -156,6 +162,7 @@ def test_the_resident_set_stays_below_base_plus_budget(free_run: FreeRun) -> Non
     assert len(samples) > 100
 
 
+@pytest.mark.proof
 def test_a_run_finishes_under_a_hard_limit(free_run: FreeRun, tmp_path: Path) -> None:
     """The kernel's limit, which counts page cache too, does not kill the run."""
     limit_bytes = base_bytes(free_run.output) + (HOST_MIB + SLACK_MIB) * MIB
@@ -165,6 +172,7 @@ def test_a_run_finishes_under_a_hard_limit(free_run: FreeRun, tmp_path: Path) ->
     assert code == 0, output
 
 
+@pytest.mark.proof
 def test_a_checkpoint_is_begun_from_under_a_hard_limit(free_run: FreeRun, tmp_path: Path) -> None:
     """The pages that are read of its file are resident too, and stay within the budget."""
     if not free_run.recompute:
@@ -183,6 +191,7 @@ def test_a_checkpoint_is_begun_from_under_a_hard_limit(free_run: FreeRun, tmp_pa
     assert peak <= base_bytes(output) + HOST_MIB * MIB
 
 
+@pytest.mark.proof
 def test_a_factory_that_took_and_freed_gigabytes_leaves_the_budget_whole(
     free_run: FreeRun, tmp_path: Path
 ) -> None:

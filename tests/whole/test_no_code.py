@@ -29,6 +29,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return small_run(tmp_path / "job", "inside a step")
 
 
+@pytest.mark.trains
 def test_a_run_cannot_run_code(job: Job, tmp_path: Path) -> None:
     """Neither the recorded config nor a module beside it, named like a library, is imported."""
     run = job.copy()
@@ -53,6 +54,7 @@ def test_a_run_cannot_run_code(job: Job, tmp_path: Path) -> None:
     assert not canary.exists() and "evil" not in sys.modules
 
 
+@pytest.mark.trains
 def test_a_model_directory_cannot_run_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

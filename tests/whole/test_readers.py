@@ -20,6 +20,8 @@ from safetensors.numpy import load_file
 from swaptrain.store.access.lock import lock_owner
 from tests.support.killing import metrics_key
 
+pytestmark = pytest.mark.trains
+
 TREE: dict[str, Any] = {
     "model": {
         "python": "tests.support.models:gpt",
@@ -76,6 +78,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     yield Job(tmp_path)
 
 
+@pytest.mark.proof
 def test_a_run_and_those_beside_it(job: Job, tmp_path: Path) -> None:
     """Refused: a second trainer and a fresh start, also while the first one captures its model.
 
@@ -117,6 +120,7 @@ def test_a_run_and_those_beside_it(job: Job, tmp_path: Path) -> None:
     assert int(step[1]) < int(out.rpartition(" ")[2]) == job.lines()
 
 
+@pytest.mark.proof
 def test_nobody_who_listens_is_no_reason_to_end(job: Job) -> None:
     """A closed pipe behind the output, and behind the errors, changes neither steps nor exit."""
     process = job.train("train.steps=4")

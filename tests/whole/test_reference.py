@@ -20,6 +20,8 @@ from swaptrain.compute.update import UpdateRule
 from swaptrain.errors import ConfigError
 from swaptrain.reference import train_reference
 
+pytestmark = pytest.mark.trains
+
 STEPS, MICRO_BATCHES, SEED, LR = 5, 3, 7, 1e-2
 
 

@@ -25,7 +25,10 @@ from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.slots.commit import Committer
 from swaptrain.verbs.export import export_weights
 from tests.support.killing import final_state, metrics_key
+from tests.support.matrix import matrix, proof_but
 from tests.support.runs import config_of, losses, rows, trained
+
+pytestmark = pytest.mark.trains
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
@@ -74,7 +77,9 @@ def same_end(left: Path, right: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "tree"), [(signal.SIGINT, GPT), (signal.SIGTERM, CLIPPED)], ids=["fused", "clipped"]
+    ("number", "tree"),
+    proof_but([(signal.SIGINT, GPT), (signal.SIGTERM, CLIPPED)], (signal.SIGTERM, CLIPPED)),
+    ids=["fused", "clipped"],
 )
 def test_a_signal_stops_after_the_instruction_and_the_run_goes_on(
     number: signal.Signals, tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +102,7 @@ def test_a_signal_stops_after_the_instruction_and_the_run_goes_on(
     same_end(trained(config), whole)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("store", [{}, {"store": {"commit_every": 3}}], ids=["slots", "trees"])
 def test_a_finished_run_is_small_says_so_and_can_be_prolonged(
     store: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -131,6 +137,7 @@ def plain_parameters(tree: dict[str, Any]) -> list[Tensor]:
     return list(models.gpt(**tree["model"]["kwargs"]).parameters())
 
 
+@pytest.mark.proof
 def test_fresh_starts_over(tmp_path: Path) -> None:
     """With --fresh an interrupted run of another model gives way to the new one."""
     run_dir = tmp_path / "run"
@@ -155,6 +162,7 @@ def test_what_a_run_was_created_with_cannot_change(tmp_path: Path) -> None:
     assert {path: path.lstat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
 
+@pytest.mark.proof
 def test_the_budget_changes_in_the_middle_of_a_step(tmp_path: Path) -> None:
     """A step that was begun with one budget is completed with another: same bits."""
     whole = trained(config_of(tmp_path / "whole", GPT))
@@ -164,6 +172,7 @@ def test_the_budget_changes_in_the_middle_of_a_step(tmp_path: Path) -> None:
     same_end(trained(config_of(run_dir, tree)), whole)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("tree", [GPT, CLIPPED], ids=["fused", "clipped"])
 def test_an_accepted_change_begins_with_the_next_step(tree: dict[str, Any], tmp_path: Path) -> None:
     """The interrupted step ends under the old values; config.yaml changes at the boundary only."""
@@ -188,6 +197,7 @@ def test_an_accepted_change_begins_with_the_next_step(tree: dict[str, Any], tmp_
     same_end(run_dir, tmp_path / "whole")
 
 
+@pytest.mark.proof
 def test_a_budget_too_small_for_the_recorded_cut_is_refused_with_one_that_works(
     tmp_path: Path,
 ) -> None:
@@ -217,6 +227,7 @@ def test_a_second_process_is_refused_with_the_owner(tmp_path: Path) -> None:
             trained(config, fresh=True)
 
 
+@pytest.mark.proof
 def test_a_start_waits_for_an_export_of_the_run_as_it_was(tmp_path: Path) -> None:
     """Nothing is deleted or written under it, not even by a fresh start."""
     run_dir, to = tmp_path / "run", tmp_path / "w.safetensors"
@@ -292,12 +303,12 @@ def no_derivative_at_zero(width: int = 16) -> nn.Module:
     return NoDerivativeAtZero(width)
 
 
-@pytest.mark.parametrize("width", [16, 128])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("every", "version"), [(1, "1"), (3, "0")])
+@pytest.mark.parametrize(
+    ("committed", "dtype", "width"),
+    matrix([(1, "1"), (3, "0")], ["float32", "bfloat16"], [16, 128]),
+)
 def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
-    every: int,
-    version: str,
+    committed: tuple[int, str],
     dtype: str,
     width: int,
     tmp_path: Path,
@@ -305,6 +316,7 @@ def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
 ) -> None:
     """What was updated before it is not committed: blocks, or parts that are written; twice."""
     monkeypatch.setattr(update, "CPU_BLOCK_ELEMENTS", 64)
+    every, version = committed
     tree = {
         "model": {
             "python": "tests.whole.test_resume:no_derivative_at_zero",
@@ -326,6 +338,7 @@ def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
         assert (state == final_state(tmp_path / "one")) == (every == 1)
 
 
+@pytest.mark.proof
 def test_export_refuses_a_run_whose_update_is_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

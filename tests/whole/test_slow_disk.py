@@ -17,6 +17,8 @@ from swaptrain.plan.prepare import Prepared
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 
+pytestmark = pytest.mark.trains
+
 MODES: dict[str, dict[str, Any]] = {
     "fused": {},
     "saving": {"train": {"recompute": False}},
@@ -64,6 +66,7 @@ def _config(run_dir: Path, mode: str, host_bytes: int = 256 * MIB) -> Config:
     return config_of(run_dir, tree)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("mode", MODES)
 def test_a_disk_that_makes_everybody_wait_changes_nothing(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,11 @@ from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.verbs.inspect_report import read_run
 from swaptrain.verbs.plan import plan
 from tests.support.killing import final_state, metrics_key
+from tests.support.matrix import proof_but
 from tests.support.runs import config_of, rows, trained
 from tests.support.serving import Server
+
+pytestmark = pytest.mark.trains
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
@@ -56,7 +59,8 @@ SLOW = {"trees-clipped"}
 
 
 @pytest.mark.parametrize(
-    "mode", [pytest.param(m, marks=pytest.mark.whole) if m in SLOW else m for m in MODES]
+    "mode",
+    [pytest.param(m, marks=pytest.mark.whole if m in SLOW else pytest.mark.proof) for m in MODES],
 )
 def test_going_back_and_on_again_changes_no_bit(mode: str, server: Server, tmp_path: Path) -> None:
     """A run with snapshots ends as one without, and again from each, from the end and from inside.
@@ -69,7 +73,7 @@ def test_going_back_and_on_again_changes_no_bit(mode: str, server: Server, tmp_p
     assert report["kills"] > 0
 
 
-@pytest.mark.parametrize("store", [{}, TREES], ids=["fused", "trees"])
+@pytest.mark.parametrize("store", proof_but([{}, TREES], {}), ids=["fused", "trees"])
 def test_a_kill_in_making_or_going_back_changes_no_bit(
     store: dict[str, Any], server: Server, tmp_path: Path
 ) -> None:
@@ -110,6 +114,7 @@ def slot_count(run_dir: Path) -> int:
     return sum(1 for _ in (run_dir / "slots").iterdir())
 
 
+@pytest.mark.proof
 def test_settings_change_between_two_starts(tmp_path: Path) -> None:
     """More or fewer are kept, or no new ones are made; slots come and go with them."""
     run_dir, whole = tmp_path / "run", tmp_path / "whole"
@@ -128,6 +133,7 @@ def test_settings_change_between_two_starts(tmp_path: Path) -> None:
     assert metrics_key(run_dir) == metrics_key(whole)
 
 
+@pytest.mark.proof
 def test_slots_on_several_disks_are_kept_and_gone_back_to(tmp_path: Path) -> None:
     """The slots of snapshots lie on the disks in turn, and what is dropped leaves nothing there."""
     disks = [str(tmp_path / "x"), str(tmp_path / "y")]
@@ -181,6 +187,7 @@ def test_going_back_helps_where_the_live_state_is_damaged(tmp_path: Path) -> Non
     assert (final_state(run_dir), metrics_key(run_dir)) == (state, lines)
 
 
+@pytest.mark.proof
 def test_a_snapshot_that_does_not_verify_is_not_gone_back_to(tmp_path: Path) -> None:
     """The error names the chunk and another snapshot, and nothing is touched."""
     config = config_of(tmp_path / "run", keeping(2, 2, steps=5))
@@ -199,6 +206,7 @@ def test_a_snapshot_that_does_not_verify_is_not_gone_back_to(tmp_path: Path) -> 
     assert final_state(run_dir) == state
 
 
+@pytest.mark.proof
 def test_another_learning_rate_can_be_tried_from_a_snapshot(tmp_path: Path) -> None:
     """With --accept-change, from the step after it on; later snapshots are gone at once."""
     new = {"optimizer": {"lr": 0.003}}
@@ -225,6 +233,7 @@ def test_a_gradient_that_is_not_finite_leaves_a_way_back(tmp_path: Path) -> None
     assert "--from-step 1" in error.value.__notes__[0]
 
 
+@pytest.mark.proof
 def test_the_disk_that_snapshots_take_is_planned_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

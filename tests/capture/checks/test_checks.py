@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from swaptrain.capture.checks.operation import check_computed, unchecked
 from swaptrain.errors import CaptureError, RunError
 from tests.capture.in_memory import captured_model, cut_everywhere, eager_step, segment_step
+from tests.support.matrix import every
 from tests.support.runs import config_of, losses, trained
+
+pytestmark = pytest.mark.trains
 
 Assertion = Callable[[Tensor, Tensor], None]
 
@@ -84,7 +87,7 @@ def batches(largest: int = 19) -> list[dict[str, Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("assertion", [*OF_THE_BATCH, number_of_tokens, of_two_kinds])
+@pytest.mark.parametrize("assertion", every(3, [*OF_THE_BATCH, number_of_tokens, of_two_kinds]))
 def test_a_model_that_checks_trains_with_plain_bits(assertion: Assertion, tmp_path: Path) -> None:
     """Nothing of the check is left in the way of a cut; loss and gradients are plain PyTorch's."""
 
@@ -98,7 +101,7 @@ def test_a_model_that_checks_trains_with_plain_bits(assertion: Assertion, tmp_pa
     assert captured.checks.checks
 
 
-@pytest.mark.parametrize("assertion", OF_THE_BATCH)
+@pytest.mark.parametrize("assertion", every(3, OF_THE_BATCH))
 def test_a_check_of_the_batch_refuses_by_name(assertion: Assertion, tmp_path: Path) -> None:
     """The message is the model's own; plain PyTorch refuses the same micro-batch."""
     good, bad = batches(largest=20)

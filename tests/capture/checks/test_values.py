@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from swaptrain.errors import CaptureError
 from tests.capture.in_memory import captured_model, cut_everywhere, eager_step, segment_step
+from tests.support.matrix import every
+
+pytestmark = pytest.mark.trains
 
 Choice = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -135,7 +138,7 @@ def batch(seed: int, lengths: tuple[int, int] = LENGTHS) -> dict[str, Tensor]:
     return {"x": torch.randn(2, 6, 8, generator=g), "mask": mask, "lengths": given}
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", every(4, CHOICES))
 def test_a_choice_by_the_batch_is_plain_pytorchs(choice: Choice, tmp_path: Path) -> None:
     """Bits are equal at every cut; a batch that would choose otherwise is refused by name."""
 

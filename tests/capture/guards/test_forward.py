@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from swaptrain.errors import CaptureError
 from tests.capture.guards.members import WIDTH, Base, batches
 from tests.capture.in_memory import captured_model, cut_into, eager_step, segment_step
+from tests.support.matrix import every
+
+pytestmark = pytest.mark.trains
 
 COUNT = 0
 
@@ -414,7 +417,7 @@ REFUSED: dict[type[Base], str] = {
 }
 
 
-@pytest.mark.parametrize("member", REFUSED, ids=lambda member: member.__name__)
+@pytest.mark.parametrize("member", every(5, REFUSED), ids=lambda member: member.__name__)
 def test_it_is_refused_by_name(member: type[Base], tmp_path: Path) -> None:
     """The message has the attribute or the line."""
     with pytest.raises(CaptureError, match=REFUSED[member]):

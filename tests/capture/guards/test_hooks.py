@@ -20,6 +20,9 @@ from tests.capture.in_memory import (
     eager_step,
     segment_step,
 )
+from tests.support.matrix import every
+
+pytestmark = pytest.mark.trains
 
 
 class Masked(Base):
@@ -136,7 +139,7 @@ EQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("member", EQUAL, ids=lambda member: member.__name__)
+@pytest.mark.parametrize("member", every(4, EQUAL), ids=lambda member: member.__name__)
 def test_it_is_as_in_plain_pytorch(member: type[Base], tmp_path: Path) -> None:
     """Losses and gradients of three micro-batches, uncut and cut at every legal gap."""
     torch.set_num_threads(1)
@@ -258,7 +261,7 @@ REFUSED: dict[str, tuple[type[Base], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", every(5, REFUSED))
 def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """What keeps state, draws, or hangs on what a graph does not have."""
     member, message = REFUSED[name]

@@ -12,6 +12,8 @@ from swaptrain.errors import CaptureError
 from tests.capture.guards.members import WIDTH, Base, batches
 from tests.capture.in_memory import captured_model
 
+pytestmark = pytest.mark.trains
+
 
 class SparseBuffer(Base):
     def prepare(self) -> None:

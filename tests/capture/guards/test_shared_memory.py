@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from swaptrain.errors import CaptureError
 from tests.capture.in_memory import captured_model
 
+pytestmark = pytest.mark.trains
+
 
 class Pair(nn.Module):
     """Two layers, which a test lets share memory."""

@@ -18,6 +18,9 @@ from tests.capture.in_memory import (
     eager_step,
     segment_step,
 )
+from tests.support.matrix import every
+
+pytestmark = pytest.mark.trains
 
 
 class Buffered(Base):
@@ -269,7 +272,7 @@ EQUAL = [
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-@pytest.mark.parametrize("member", EQUAL, ids=lambda member: member.__name__)
+@pytest.mark.parametrize("member", every(5, EQUAL), ids=lambda member: member.__name__)
 def test_it_is_as_in_plain_pytorch(member: type[Base], tmp_path: Path) -> None:
     """Losses, gradients and buffers of three micro-batches, uncut and cut at every legal gap."""
     torch.set_num_threads(1)
@@ -370,7 +373,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("member", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("member", "message"), every(4, REFUSED), ids=lambda v: getattr(v, "__name__", "")
+)
 def test_it_is_refused_by_name(member: type[Base], message: str, tmp_path: Path) -> None:
     """What plain PyTorch does with it cannot be had, or would fail there as well."""
     with pytest.raises(CaptureError, match=message):

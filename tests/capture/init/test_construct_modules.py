@@ -22,6 +22,7 @@ from tests.capture.init.constructing import (
     tied,
     tied_small,
 )
+from tests.support.matrix import every
 
 
 def initialised(initialise: Callable[[torch.Tensor], object], *shape: int) -> Factory:
@@ -142,7 +143,7 @@ PLAIN: dict[str, Factory] = {
 }
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", every(2, PLAIN))
 def test_recorded_modules_equal_the_plain_constructor(name: str, tmp_path: Path) -> None:
     """Parameters, buffers, strides, flags and generators are those of the plain constructor."""
     assert constructed(PLAIN[name], tmp_path).refusal is None
@@ -261,8 +262,11 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, object]]] = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, torch.float32) for name in ARCHITECTURES]
-    + [(name, torch.bfloat16) for name in ("llama tied", "mixtral", "mamba", "t5")],
+    every(
+        4,
+        [(name, torch.float32) for name in ARCHITECTURES]
+        + [(name, torch.bfloat16) for name in ("llama tied", "mixtral", "mamba", "t5")],
+    ),
 )
 def test_transformers_models_are_recorded(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Architectures of transformers are recorded as they are, in float32 and in bfloat16."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from swaptrain.errors import CaptureError
 from tests.support.runs import assert_same_bits, config_of, losses, reference, trained, weights
 
+pytestmark = pytest.mark.trains
+
 
 class Priced(nn.Module):
     """A regression on a price about 1000, of an image and of a time in seconds."""

@@ -16,6 +16,8 @@ from tests.compute.weighting.answers import answers
 from tests.support import models
 from tests.support.runs import config_of, reference, rows, trained, weights
 
+pytestmark = pytest.mark.trains
+
 ANSWERS = "tests.compute.weighting.answers:answers"
 LANGUAGE: dict[str, Any] = {
     "model": {"python": "tests.support.models:language"},
@@ -50,6 +52,7 @@ def test_each_held_out_token_counts_once(tmp_path: Path) -> None:
     assert found == pytest.approx(_by_hand(config), abs=1e-6)
 
 
+@pytest.mark.proof
 def test_so_it_does_where_a_mean_is_divided_by_a_mean(tmp_path: Path) -> None:
     """The last batch has fewer items, of which its own mean is the mean."""
     model = {"python": "tests.compute.weighting.test_held_out:means_by_hand"}

@@ -29,6 +29,8 @@ from tests.support.runs import (
 )
 from tests.whole.test_resume import interrupted
 
+pytestmark = pytest.mark.trains
+
 LANGUAGE: dict[str, Any] = {
     "model": {"python": "tests.support.models:language"},
     "data": {
@@ -113,6 +115,7 @@ def test_a_fused_run_in_bfloat16_is_the_reference(tmp_path: Path) -> None:
     assert_same_bits(weights(run_dir), plain.parameters)
 
 
+@pytest.mark.proof
 def test_micro_batches_weigh_alike_where_that_is_asked_for(tmp_path: Path) -> None:
     """And in a run that was begun before there was a choice, which goes on as it began."""
     tree = with_counts(11, 1, 4, 7, train={"loss_weighting": "micro_batches", "steps": 2})
@@ -172,6 +175,7 @@ def focal() -> Focal:
     return Focal()
 
 
+@pytest.mark.proof
 def test_what_cannot_be_weighted_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

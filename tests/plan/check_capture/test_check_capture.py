@@ -18,7 +18,10 @@ from swaptrain.plan.check_capture.check import check_capture
 from swaptrain.plan.check_capture.need import needed_bytes
 from swaptrain.plan.prepare import Prepared
 from swaptrain.verbs.train import train
+from tests.support.matrix import every, proof_but
 from tests.support.runs import config_of
+
+pytestmark = pytest.mark.trains
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3,
@@ -59,14 +62,14 @@ def small(config: Config, host_bytes: int, **fields: Any) -> Config:
     return config.model_copy(update={"memory": memory, "train": changed})
 
 
-@pytest.mark.parametrize("model", FACTORIES)
+@pytest.mark.parametrize("model", every(4, FACTORIES))
 def test_right_captures_have_the_same_bits(model: str, tmp_path: Path) -> None:
     """Batch norms, recurrent layers, tied, frozen and unused parameters, drawn constants."""
     config = job(tmp_path, {"python": f"tests.support.models:{model}"}, FACTORIES[model])
     assert "compared with plain PyTorch: same bits (2 steps, " in said(config, prepared(config))
 
 
-@pytest.mark.parametrize("model", ["gpt", "lstm"])
+@pytest.mark.parametrize("model", proof_but(["gpt", "lstm"], "gpt"))
 def test_bfloat16_is_compared_in_float32(model: str, tmp_path: Path) -> None:
     """With a capture of its own; the captured bfloat16 graph stays as it is."""
     entry = {"python": f"tests.support.models:{model}", "dtype": "bfloat16"}
@@ -96,6 +99,7 @@ def test_what_plain_pytorch_cannot_train_is_refused(tmp_path: Path) -> None:
     assert not config.run.dir.exists()
 
 
+@pytest.mark.proof
 def test_it_is_made_at_creation_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A resume, in which the weights are others, says nothing of it."""
     config = job(tmp_path, {"python": "tests.support.models:gpt"}, "tokens")
@@ -117,6 +121,7 @@ def test_what_does_not_fit_is_said_and_may_be_required(tmp_path: Path) -> None:
     assert said(small(config, 1 << 20, check_capture=False), ready) == ""
 
 
+@pytest.mark.proof
 def test_a_model_of_transformers_is_compared_with_fewer_layers(tmp_path: Path) -> None:
     """As many as fit, and the line says so."""
     config = job(tmp_path, {"hf": LLAMA, "dtype": "bfloat16"}, "text")
@@ -136,6 +141,7 @@ def test_no_generator_moves(tmp_path: Path) -> None:
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
+@pytest.mark.proof
 def test_the_memory_is_given_back(tmp_path: Path) -> None:
     """The base of a run is the same with and without; while it runs, it takes what it says."""
     entry = {"python": "tests.support.models:gpt", "kwargs": {"width": 384}}

@@ -14,6 +14,9 @@ from swaptrain.plan.check_capture.compare import compare
 from swaptrain.plan.check_capture.eager import plain_model
 from tests.capture.in_memory import captured_model, cut_everywhere
 from tests.plan.check_capture import members
+from tests.support.matrix import every
+
+pytestmark = pytest.mark.trains
 
 
 def compared(plain: Callable[[], nn.Module], captured: Callable[[], nn.Module], tmp: Path) -> float:
@@ -23,7 +26,7 @@ def compared(plain: Callable[[], nn.Module], captured: Callable[[], nn.Module], 
     return compare(plain_model(plain, 0, None), segments, batch, seed=0).difference
 
 
-@pytest.mark.parametrize("member", members.MEMBERS)
+@pytest.mark.parametrize("member", every(4, members.MEMBERS))
 def test_a_model_that_is_not_what_was_captured_is_refused(member: str, tmp_path: Path) -> None:
     """Each member is the captured model at first sight: its guards are off, in effect."""
     with pytest.raises(CaptureError, match=r"plain PyTorch|draws from Python's random"):
