@@ -10,7 +10,7 @@ import xxhash
 from swaptrain.compute.operations import Slabs
 from swaptrain.durable.disk_backing import StoreHome
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.slots.commit import Write
 
@@ -28,18 +28,14 @@ class KeptValues:
     for (`settle`) and must not come behind what is spilled and flushed.
     """
 
-    def __init__(self, home: StoreHome, tier: Tier, io: DirectIO, *, micro_batches: int) -> None:
+    def __init__(self, home: StoreHome, tier: Tier, io: DirectIO) -> None:
         self._home, self._tier, self._io = home, tier, io
         self._journal = home.files.journal
-        self._last_micro_batch = micro_batches - 1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swaptrain-values")
         self._under_way: list[Future[None]] = []
 
-    def save(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
-        """Begin to write what a forward made; behind the last one, the buffers that it left."""
-        keys = [key for key in instruction.writes if key.kind is Kind.VALUE]
-        if instruction.micro_batch == self._last_micro_batch:
-            keys += [key for key in instruction.changes if key.kind is Kind.STATE]
+    def save(self, keys: Iterable[ObjectKey], slabs: Slabs, step: int) -> None:
+        """Begin to write what a forward made."""
         for key in keys:
             write, place = self._home.value_write(key, slabs[key])
             future = self._thread.submit(self._write, write, place, step)

@@ -11,6 +11,7 @@ from swaptrain.durable.disk_backing import StoreHome
 from swaptrain.durable.handoff import Handoff, handoff_row
 from swaptrain.durable.ledger import Ledger
 from swaptrain.memory.tier import Tier
+from swaptrain.program.durability import Made
 from swaptrain.program.instructions import Instruction, ObjectKey
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.record import record_size
@@ -47,7 +48,7 @@ class Commits:
         """What was begun to be written of that update."""
 
     def commit_segment(
-        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+        self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
         """Commit a segment's state as `version`, and the hand-off with it.
 
@@ -59,12 +60,12 @@ class Commits:
                 self._slot = self._committer.take(self._layouts.state[k].shape_class)
         slot = self._slot
         if instruction.goes_on:
-            for key, started in self._begin(instruction, slabs, slot):
+            for key, started in self._begin(made, slabs, slot):
                 self._home.committing(key, slot, started.futures)
             return
-        handed_on = self.handoff.take()
+        handed_on = self.handoff.take(made)
         make = self._state_record(k, version, ledger)
-        writes = self._writes(instruction, slabs, slot)
+        writes = self._writes(made, slabs, slot)
         states, self._begun = [*self._begun, *self._committer.begin(writes)], []
 
         def record(checksums: Checksums) -> dict[str, Any]:
@@ -73,37 +74,33 @@ class Commits:
 
         future = self._committer.commit(k, slot, record, states, handed_on.writes)
         self._home.committed(k, slot)
-        self._tier.saving([*instruction.new_state, *handed_on.in_memory], future)
+        self._tier.saving([*made.objects, *handed_on.in_memory], future)
 
-    def _begin(
-        self, instruction: Instruction, slabs: Slabs, slot: Slot
-    ) -> list[tuple[ObjectKey, Started]]:
+    def _begin(self, made: Made, slabs: Slabs, slot: Slot) -> list[tuple[ObjectKey, Started]]:
         """Begin to write what a part of an update changed, for the commit behind the last one."""
-        writes = self._committer.begin(self._writes(instruction, slabs, slot))
-        parts = list(zip(instruction.new_state, writes, strict=True))
+        writes = self._committer.begin(self._writes(made, slabs, slot))
+        parts = list(zip(made.objects, writes, strict=True))
         for key, started in parts:
             self._tier.saving([key], *started.futures)
         self._begun += writes
         return parts
 
-    def _writes(self, instruction: Instruction, slabs: Slabs, slot: Slot) -> list[Write]:
-        return [
-            Write(self._home.in_slot(key, slot), slabs[key].memory) for key in instruction.new_state
-        ]
+    def _writes(self, made: Made, slabs: Slabs, slot: Slot) -> list[Write]:
+        return [Write(self._home.in_slot(key, slot), slabs[key].memory) for key in made.objects]
 
     def write_segment(
-        self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger
+        self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
         """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
         k = instruction.segment
         slot = self._home.scratch[k]
-        for key in instruction.new_state:
+        for key in made.objects:
             self._home.wrote(key)
         if instruction.goes_on:
-            self._begin(instruction, slabs, slot)
+            self._begin(made, slabs, slot)
             return
         make = self._state_record(k, version, ledger)
-        writes = self._writes(instruction, slabs, slot)
+        writes = self._writes(made, slabs, slot)
         states, self._begun = [*self._begun, *self._committer.begin(writes)], []
 
         def record(checksums: Checksums) -> dict[str, Any]:
@@ -111,17 +108,19 @@ class Commits:
             return make(checksums, [])
 
         future = self._committer.commit(k, slot, record, states, switch=False)
-        self._tier.saving(instruction.new_state, future)
+        self._tier.saving(made.objects, future)
 
-    def keep(self, instruction: Instruction, slabs: Slabs, version: int, ledger: Ledger) -> None:
+    def keep(
+        self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
+    ) -> None:
         """Make a segment's finished gradient durable beside its slot, when its update is deferred.
 
         With it go the buffers that its forward changes, and the hand-off.
         """
-        k, keys = instruction.segment, instruction.reads
+        k, keys = instruction.segment, made.objects
         path = self._home.kept_record(k)
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
-        handed_on = self.handoff.take()
+        handed_on = self.handoff.take(made)
         own = [self._home.keep_write(key, slabs[key]) for key in keys]
         writes = [*own, *handed_on.writes]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from swaptrain.durable.disk_backing import StoreHome
 from swaptrain.memory.tier import Tier
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
+from swaptrain.program.durability import Made
+from swaptrain.program.instructions import Kind, ObjectKey, Program
 from swaptrain.store.slots.commit import Write
 
 __all__ = ["HandedOn", "Handoff", "handoff_row", "largest_handoff"]
@@ -27,53 +28,38 @@ class HandedOn:
 
 
 class Handoff:
-    """Follows which gradients are alive and which of them earlier commits have written."""
+    """Writes gradients that are alive, each once, and names all of them in each commit's record."""
 
     def __init__(self, home: StoreHome, tier: Tier) -> None:
         self._home, self._tier = home, tier
-        self._live: dict[ObjectKey, None] = {}
-        """Gradients that the rest of the step needs; the main thread's."""
-        self._submitted: set[ObjectKey] = set()
-        """Of those, the ones that some commit writes or has written; the main thread's."""
         self._checksums: dict[ObjectKey, list[int]] = {}
-        """Of those that are durable; the committer thread's."""
-
-    def observe(self, instruction: Instruction) -> None:
-        """Follow what an instruction makes and uses up."""
-        self._live.update(
-            dict.fromkeys(key for key in instruction.writes if key.kind is Kind.GRADIENT)
-        )
-        for key in instruction.frees:
-            self._live.pop(key, None)
-            self._submitted.discard(key)
+        """Of gradients that are durable and alive; the committer thread's."""
 
     def adopt(self, checksums: Mapping[ObjectKey, list[int]]) -> None:
         """Take over the hand-off that a resume found; before anything is submitted."""
         self._checksums.update(checksums)
-        self._live.update(dict.fromkeys(checksums))
-        self._submitted.update(checksums)
 
-    def take(self) -> HandedOn:
+    def take(self, made: Made) -> HandedOn:
         """Take what a commit that is submitted now has to write, and to say, of what is alive."""
-        live = {key: self._home.saved_place(key)[1] for key in self._live}
-        fresh = [key for key in live if key not in self._submitted]
-        spilled = {key: self._home.spill_checksums(key) for key in fresh}
-        in_memory = tuple(key for key in fresh if not spilled[key])
+        # A gradient that was spilled is on the disk, flushed, under the same name: its checksums
+        # are taken over, and nothing is written twice.
+        spilled = {key: self._home.spill_checksums(key) for key in made.handed_on}
+        in_memory = tuple(key for key in made.handed_on if not spilled[key])
         writes = tuple(
             self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
         )
-        self._submitted.update(fresh)
         for key in in_memory:
             self._home.wrote(key)
+        places = {key: self._home.saved_place(key)[1] for key in made.alive}
 
         def rows(sums: list[list[int]]) -> list[dict[str, Any]]:
             self._checksums.update(zip(in_memory, sums, strict=True))
             for key, futures in spilled.items():
                 if futures:
                     self._checksums[key] = [future.result() for future in futures]
-            for key in set(self._checksums).difference(live):
+            for key in set(self._checksums).difference(places):
                 del self._checksums[key]
-            return [handoff_row(key, self._checksums[key], row) for key, row in live.items()]
+            return [handoff_row(key, self._checksums[key], row) for key, row in places.items()]
 
         return HandedOn(in_memory, writes, rows)
 

@@ -20,6 +20,7 @@ from typing import Any
 from swaptrain.memory.backing import Home, Wait
 from swaptrain.memory.entries import Entries, Entry, TierCounters
 from swaptrain.memory.slab import Pool, Slab
+from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
 from swaptrain.program.residency import (
     NextUse,
@@ -57,24 +58,21 @@ class Tier:
         self,
         program: Program,
         following: Program = (),
-        durable: Callable[[Instruction], Iterable[ObjectKey]] = lambda _: (),
-        *,
-        repeats: int = 1,
+        durability: Durability | None = None,
     ) -> None:
         """Take `program` as what runs from now on, and plan what memory holds when.
 
-        `following` is what comes after it; `durable` names what an instruction makes durable, so
-        that it is clean afterwards; it is written until a position that settles (`settling`, with
-        `repeats`). A part of the budget is left out of the plan: what is fetched ahead lies there.
+        `following` is what comes after it; `durability` names the objects that an instruction makes
+        durable, which are clean afterwards, and the positions at which they are written (None:
+        nothing is). A part of the budget is left out of the plan: what is fetched ahead lies there.
         """
         self._plan = plan_residency(
             program,
             following,
             self._home.size_bytes,
             planned_bytes(program, self._home.size_bytes, self._pool.budget_bytes),
-            durable=durable,
+            durability=durability or Durability(program, following, unit="nothing"),
             held=self._plan.held_after,
-            repeats=repeats,
         )
         self._entries.whole_to = 0
         for key, entry in self._entries.items():

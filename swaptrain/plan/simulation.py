@@ -23,8 +23,8 @@ from typing import Any, Literal
 from swaptrain.memory.slab import Pool, PoolExhausted, Slab
 from swaptrain.memory.tier import Tier
 from swaptrain.program.cost import Disk
+from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
-from swaptrain.program.overlap import settling
 from swaptrain.program.residency import Traffic
 
 __all__ = ["Access", "Rehearsal", "Rehearsed", "Room"]
@@ -207,62 +207,44 @@ class Rehearsal:
         disk: Disk | None,
         work: Work = lambda *_: 0.0,
         commit_work_s: float = 0.0,
-        repeats: int = 1,
     ) -> None:
         """Take what an instruction takes with no I/O beside it, and a disk; None takes no time.
 
         `commit_work_s` is what a commit costs the processor beside the `work` of its writes. The
-        pool is a `Room`, which only counts, or one whose slabs are memory. `repeats` is
-        `store.repeats`.
+        pool is a `Room`, which only counts, or one whose slabs are memory.
         """
         self._seconds, self._work, self._commit_work_s = seconds, work, commit_work_s
-        self._repeats = repeats
         self._size_bytes = size_bytes = cache(size_bytes)
         self._disk = _Disk(disk)
         self._home = _Home(self._disk, size_bytes, work)
         self._tier = Tier(pool, self._home, self._disk.wait)
-        self._visit = 0
         self._computed_until = 0.0
         self._values: list[Future[Any]] = []
 
-    def run(
-        self,
-        program: Program,
-        following: Program,
-        durable: Callable[[Instruction], Iterable[ObjectKey]],
-        *,
-        commits: Literal["segments", "store"] = "segments",
-    ) -> Rehearsed:
-        """Run a program that `following` comes behind.
+    def run(self, program: Program, following: Program, durability: Durability) -> Rehearsed:
+        """Run a program that `following` comes behind, with the writes and waits of `durability`.
 
-        `durable` names what an instruction makes durable. An instruction of the next segment waits
-        for it (`settling`), or, where the store is committed as a whole, the end of the program.
+        Where the store is committed as a whole, the end of the program waits for the writes.
         """
         begun, before = self._disk.now, dict(self._disk.moved)
-        self._visit = 0  # the first segment's, which was the last one of the step before, is new
         committed_bytes = 0
         made = {key for instruction in program for key in instruction.writes}
         needed = {key for instruction in program for key in instruction.needs}
         self._home.spilled |= needed - made - set(self._tier.resident())  # of the step before
-        if commits == "segments":
-            self._tier.follow(program, following, durable, repeats=self._repeats)
-        else:
-            self._tier.follow(program, following)
-        settles = settling(program, repeats=self._repeats) if commits == "segments" else ()
+        self._tier.follow(program, following, durability)
         for position, instruction in enumerate(program):
             self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
             self._compute(instruction)
-            if commits == "segments" and instruction.segment not in (0, self._visit):
-                self._visit = instruction.segment
+            if position in durability.visits:
                 self._disk.wait(self._values)
                 self._values = []
-            if position in settles:
+            if position in durability.barriers:
                 self._settle()
-            committed_bytes += self._make_durable(instruction, durable(instruction))
+            committed_bytes += self._make_durable(instruction, durability.made(position).written)
             self._tier.release(instruction)
             self._tier.write_behind(position)
-        if commits == "store":
+        if durability.unit == "store":
             self._settle()
         return Rehearsed(
             Traffic(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.simulation import Access, Rehearsal, Room
-from swaptrain.program.cost import IOWork, durable_objects
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.cost import IOWork
+from swaptrain.program.durability import Durability
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Price", "durable_keys", "instruction_seconds", "price"]
+__all__ = ["Price", "instruction_seconds", "price", "usual_durability"]
 
 _LONGEST_REHEARSED = 10_000
 """Instructions; each one looks at all that is held, and ahead at all that comes."""
@@ -52,15 +53,15 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
         disk=None if machine is None else machine.disk,
         work=_work(plan, config, work),
         commit_work_s=work.commit_s,
-        repeats=plan.repeats,
     )
-    durable = durable_keys(program, config)
+    durability = usual_durability(plan, config)
     for _ in range(_WARMUP):
-        rehearsal.run(program, program, durable)
-    usual = rehearsal.run(program, program, durable)
+        rehearsal.run(program, program, durability)
+    usual = rehearsal.run(program, program, durability)
     traffic, step_s = usual.traffic, usual.seconds
     if m > 1:
-        last = rehearsal.run(program, program, _updated, commits="store")
+        whole = Durability(program, program, unit="store", lag=plan.repeats)
+        last = rehearsal.run(program, program, whole)
         traffic = Traffic(
             (last.traffic.read_bytes + (m - 1) * usual.traffic.read_bytes) // m,
             (last.traffic.write_bytes + (m - 1) * usual.traffic.write_bytes) // m,
@@ -70,11 +71,15 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     return Price(traffic, compute_s, None if machine is None else step_s)
 
 
-def durable_keys(program: Program, config: Config) -> Callable[[Instruction], Iterable[ObjectKey]]:
-    """Return what says which objects an instruction of a usual step makes durable."""
-    if config.store.commit_every > 1:
-        return _nothing
-    return durable_objects(program, keeps_values=config.store.keeps_values)
+def usual_durability(plan: Plan, config: Config) -> Durability:
+    """Return what a usual step makes durable; nothing, where most steps commit nothing."""
+    return Durability(
+        plan.step,
+        plan.step,
+        unit="nothing" if config.store.commit_every > 1 else "segment",
+        keeps_activations=config.store.keeps_values,
+        lag=plan.repeats,
+    )
 
 
 def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
@@ -104,13 +109,3 @@ def _work(plan: Plan, config: Config, work: IOWork) -> Callable[[ObjectKey, Acce
         return work.seconds(array.chunks, array.nbytes, checksum=made or always)
 
     return seconds
-
-
-def _updated(instruction: Instruction) -> list[ObjectKey]:
-    if instruction.operation is not Operation.UPDATE:
-        return []
-    return instruction.new_state
-
-
-def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:
-    return ()

@@ -13,7 +13,7 @@ from swaptrain.errors import RunError
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.ram_budget import useful_bytes
 from swaptrain.plan.simulation import Rehearsal
-from swaptrain.plan.step_cost import durable_keys
+from swaptrain.plan.step_cost import usual_durability
 
 __all__ = ["with_load_cost", "with_tier_cost"]
 
@@ -52,11 +52,12 @@ def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:
     pool = device.pool(plan.pool_bytes, useful_bytes=most_bytes)
     taken: list[float] = []
     rehearsal = Rehearsal(plan.layouts.size_bytes, pool, seconds=lambda _: 0.0, disk=None)
+    durability = usual_durability(plan, config)
     try:
-        rehearsal.run(program, program, durable_keys(program, config))
+        rehearsal.run(program, program, durability)
         while len(taken) < _STEPS and sum(taken) < _LONGEST_S:
             begun = time.perf_counter()
-            rehearsal.run(program, program, durable_keys(program, config))
+            rehearsal.run(program, program, durability)
             taken.append(time.perf_counter() - begun)
     except (OSError, RunError):  # no memory, or none that can be pinned
         return plan

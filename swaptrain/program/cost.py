@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.model import ModelSpec
 
-__all__ = ["Disk", "IOWork", "StateBytes", "break_even_tokens", "durable_objects", "floor_s"]
+__all__ = ["Disk", "IOWork", "StateBytes", "break_even_tokens", "floor_s"]
 __all__ += ["least_traffic_bytes", "useful_fraction"]
 
 _RECOMPUTED = 4
@@ -145,38 +144,3 @@ def break_even_tokens(
     traffic = 3 * state.weights + 2 * state.rest + 2 * state.gradients
     read_bytes = round(traffic * read_fraction)
     return disk.seconds(read_bytes, traffic - read_bytes) * flops_per_s / (8 * max(1, parameters))
-
-
-def durable_objects(
-    program: Program, *, keeps_values: bool = False
-) -> Callable[[Instruction], list[ObjectKey]]:
-    """Return what each instruction of a step makes durable.
-
-    An update writes its segment's state, part by part, and with the last one the hand-off:
-    gradients that are alive then and that no commit before has written. A settled gradient is
-    written itself, with the hand-off. With `keeps_values` a forward writes its results, and the
-    step's last one the buffers that it leaves.
-    """
-    last_forward = max((i.micro_batch for i in program), default=0)
-    live: dict[ObjectKey, None] = {}
-    durable: dict[int, list[ObjectKey]] = {}
-    for instruction in program:
-        live.update(dict.fromkeys(k for k in instruction.writes if k.kind is Kind.GRADIENT))
-        for key in instruction.frees:
-            live.pop(key, None)
-        keys: list[ObjectKey] = []
-        if instruction.operation is Operation.UPDATE:
-            keys = instruction.new_state
-            if not instruction.goes_on:
-                keys += live
-                live.clear()  # each is written once
-        elif instruction.operation is Operation.SETTLE:
-            keys = list(instruction.reads) + list(live)
-            live.clear()
-        elif instruction.operation is Operation.FORWARD and keeps_values:
-            keys = [key for key in instruction.writes if key.kind is Kind.VALUE]
-            if instruction.micro_batch == last_forward:
-                keys += instruction.changes
-        if keys:
-            durable[id(instruction)] = keys
-    return lambda instruction: durable.get(id(instruction), [])

@@ -6,8 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
-from swaptrain.program.overlap import settling
 
 __all__ = ["NextUse", "Residency", "Traffic", "choose_victim", "plan_residency"]
 __all__ += ["planned_bytes", "victim_score"]
@@ -306,23 +306,21 @@ def plan_residency(
     size_bytes: Callable[[ObjectKey], int],
     cache_bytes: int,
     *,
-    durable: Callable[[Instruction], Iterable[ObjectKey]],
+    durability: Durability,
     held: Mapping[ObjectKey, bool],
-    repeats: int = 1,
 ) -> Residency:
     """Decide what a cache of `cache_bytes` holds while `program`, and then `following`, run.
 
     `held` is what it holds before, and whether that is dirty. The decisions are those of a cache
     that makes room at the last moment, which is what makes furthest-next-use good: one that fetches
     ahead as far as it can evicts, in a sweep that goes round, all that it will need. A commit is
-    written until `settling`, with `repeats`, says that it is durable.
+    written until a position where, by `durability`, the writes before it have ended.
     """
     next_use = NextUse((*program, *following))
-    settles = settling(next_use.instructions, repeats=repeats)
-    cache = _Cache(next_use, size_bytes, cache_bytes, held, settles)
+    cache = _Cache(next_use, size_bytes, cache_bytes, held, durability.writes_end)
     after: dict[ObjectKey, bool] = {}
     for position, instruction in enumerate(next_use.instructions):
-        cache.run(instruction, position, durable(instruction))
+        cache.run(instruction, position, durability.planned(position))
         if position == len(program) - 1:
             after = cache.held()
     return Residency(next_use, held, cache.used_bytes, cache.reads, cache.evictions, after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -21,9 +21,9 @@ from swaptrain.durable.commits import Commits
 from swaptrain.durable.ledger import Ledger
 from swaptrain.errors import NotFiniteError, StoppedBySignal
 from swaptrain.memory.tier import Tier
-from swaptrain.program.cost import durable_objects
-from swaptrain.program.instructions import Instruction, ObjectKey, Operation, Program
-from swaptrain.program.overlap import settling, side_by_side
+from swaptrain.program.durability import CommitUnit, Durability, Made
+from swaptrain.program.instructions import Instruction, Operation, Program
+from swaptrain.program.overlap import side_by_side
 from swaptrain.run.memory_guard import BudgetGuard
 from swaptrain.spans import span, spanned
 
@@ -53,10 +53,8 @@ class StepState:
     items: Callable[[int], str] = str
     """From a micro-batch's number to the items that it holds, in words."""
     clip_norm: float | None = None
-    commit: bool = True
-    """Whether updates are committed one by one (commit_every 1)."""
-    rewrite: bool = False
-    """Whether updates write to the other tree (the committing step of a larger commit_every)."""
+    unit: CommitUnit = "segment"
+    """Segments with commit_every 1; with a larger one the store, in a step that commits."""
     ledger: Ledger = field(default_factory=Ledger)
     update_ledger: Ledger | None = None
     """Of the update's step, when it is not the step that runs."""
@@ -111,8 +109,6 @@ class Executor:
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
         self._values, self._repeats = values, repeats
-        self._visit = (0, 0)
-        """Step and segment of the instruction before."""
 
     def run(
         self,
@@ -127,12 +123,14 @@ class Executor:
         Before each instruction `begin` is called; after each but the last one `tick`, which may
         raise to stop, unless `quiet`. What comes behind a program is the caller's.
         """
-        durable: Callable[[Instruction], Iterable[ObjectKey]] = _nothing
-        if state.commit:
-            keeps = self._values is not None
-            durable = durable_objects((*program, *following), keeps_values=keeps)
-        self._tier.follow(program, following, durable, repeats=self._repeats)
-        settles = settling(program, repeats=self._repeats) if state.commit else frozenset()
+        durability = Durability(
+            program,
+            following,
+            unit=state.unit,
+            keeps_activations=self._values is not None,
+            lag=self._repeats,
+        )
+        self._tier.follow(program, following, durability)
         under_way: deque[_Begun] = deque()
         try:
             for position, instruction in enumerate(program):
@@ -150,13 +148,13 @@ class Executor:
                 under_way.append(self._execute(position, instruction, slabs, state, pair))
                 while len(under_way) > self._stays(pair):
                     done = under_way.popleft()
-                    self._end(done, state, settles)
+                    self._end(done, state, durability)
                     last = done.position == len(program) - 1
                     if not (quiet or done.instruction.goes_on or last):
                         self._tick(done.instruction)
         except StoppedBySignal:
             for done in under_way:
-                self._end(done, state, settles)
+                self._end(done, state, durability)
             raise
 
     def _stays(self, pair: Program) -> bool:
@@ -165,7 +163,7 @@ class Executor:
             return False
         return self._operations.ahead.has_room(pair) and self._tier.has_room_beside(*pair)
 
-    def _end(self, done: _Begun, state: StepState, settles: Collection[int]) -> None:
+    def _end(self, done: _Begun, state: StepState, durability: Durability) -> None:
         """Wait until an instruction has computed, and do what follows it."""
         instruction = done.instruction
         measured_s = self._operations.device.wait(done.mark)
@@ -181,30 +179,19 @@ class Executor:
         elif done.made is not None:
             state.ledger.losses[instruction.micro_batch] = float(done.made)
         self._guard.check()
-        if done.position in settles:
+        # What this instruction did counts from here on, and a kill behind it must not find more
+        # than one segment's work undone: so first what the visit before left has to be written.
+        # Not before the instruction: what is written has the time of it.
+        if done.position in durability.barriers:
             self._commits.settle()
-        self._settle_values(instruction, state)
-        self._commits.handoff.observe(instruction)
+        if done.position in durability.visits and self._values is not None:
+            self._values.settle()
         self._computed(instruction, done.slabs)
-        self._make_durable(instruction, done.slabs, state)
+        self._make_durable(instruction, durability.made(done.position), done.slabs, state)
         self._tier.release(instruction)
         self._tier.write_behind(done.position)
         update = instruction.operation is Operation.UPDATE
         self._observe(state.update_step if update else state.step, instruction)
-
-    def _settle_values(self, instruction: Instruction, state: StepState) -> None:
-        """Before a segment's first instruction counts, let what the one before made be written.
-
-        So a kill repeats what was done in one segment. What is written has the time of that
-        instruction for it; to wait before it would take that away, not to wait would leave two
-        segments and more to do again. The same for commits: `settling`.
-        """
-        visit = (state.step, instruction.segment)
-        if not state.commit or not instruction.segment or visit == self._visit:
-            return
-        self._visit = visit
-        if self._values is not None:
-            self._values.settle()
 
     def _execute(
         self, position: int, instruction: Instruction, slabs: Slabs, state: StepState, pair: Program
@@ -287,20 +274,22 @@ class Executor:
         )
 
     @spanned("begin to write")
-    def _make_durable(self, instruction: Instruction, slabs: Slabs, state: StepState) -> None:
+    def _make_durable(
+        self, instruction: Instruction, made: Made, slabs: Slabs, state: StepState
+    ) -> None:
+        if not made.written:
+            return
         operation = instruction.operation
-        if operation is Operation.UPDATE:
+        if operation is Operation.FORWARD:
+            assert self._values is not None
+            self._values.save(made.objects, slabs, state.step)
+        elif operation is Operation.SETTLE:
+            self._commits.keep(instruction, made, slabs, state.step, state.ledger)
+        else:
             ledger = state.update_ledger or state.ledger
-            if state.commit:
-                self._commits.commit_segment(instruction, slabs, state.update_step, ledger)
-            elif state.rewrite:
-                self._commits.write_segment(instruction, slabs, state.update_step, ledger)
-        elif operation is Operation.STORE:
-            self._commits.write_segment(instruction, slabs, state.update_step, state.ledger)
-        elif operation is Operation.SETTLE and state.commit:
-            self._commits.keep(instruction, slabs, state.step, state.ledger)
-        elif self._values is not None and operation is Operation.FORWARD:
-            self._values.save(instruction, slabs, state.step)
+            commits = self._commits
+            write = commits.write_segment if state.unit == "store" else commits.commit_segment
+            write(instruction, made, slabs, state.update_step, ledger)
 
 
 def _sums_stay(pair: Program) -> bool:
@@ -310,11 +299,6 @@ def _sums_stay(pair: Program) -> bool:
         and pair[0].segment == pair[1].segment
         and pair[1].operation in (Operation.TURN, Operation.BACKWARD, Operation.UPDATE)
     )
-
-
-def _nothing(_: Instruction) -> tuple[ObjectKey, ...]:
-    """What an instruction makes durable in a step that is not committed."""
-    return ()
 
 
 def global_norm(ledger: Ledger, order: list[str]) -> Tensor:

@@ -307,9 +307,7 @@ class OpenRun:
         )
         metrics = self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
         if config.store.keeps_values:
-            self._values = KeptValues(
-                self._home, tier, self._io, micro_batches=config.data.micro_batches
-            )
+            self._values = KeptValues(self._home, tier, self._io)
         trees, steps, keep = None, config.train.steps, config.store.keep
         metrics.reserve(max(0, steps - position.decision.done))
         if self._trees:

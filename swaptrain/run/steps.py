@@ -23,6 +23,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.step_metrics import StepMetrics, time_stamp
 from swaptrain.plan.planner import Plan
+from swaptrain.program.durability import CommitUnit
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.run.executor import Executor, StepState, global_norm
@@ -235,18 +236,21 @@ class Training:
             else None,
             clip_norm=clip,
             update_ledger=self._ledger if pending else None,
-            commit=self.trees is None,
-            rewrite=self.trees is not None
-            and not self.plan.builder.deferred
-            and self.trees.commits(step),
+            unit=self._unit(step, commits=not self.plan.builder.deferred),
         )
+
+    def _unit(self, step: int, *, commits: bool = True) -> CommitUnit:
+        """Return the unit that a program of `step` commits; none where it `commits` nothing."""
+        if self.trees is None:
+            return "segment"
+        return "store" if commits and self.trees.commits(step) else "nothing"
 
     def _flush(self, step: int, *, quiet: bool = False) -> None:
         """Do the updates of `step` that are pending: before evaluation, export and the end."""
         if not self._pending:
             return
         self._running = state = self._state(step + 1)
-        state.rewrite = self.trees is not None and self.trees.commits(step)
+        state.unit = self._unit(step)
         self.executor.run(self.plan.builder.flush(self._pending), state, quiet=quiet)
         self._pending = ()
 
@@ -269,7 +273,7 @@ class Training:
             self._flush(step, quiet=True)
         else:
             state = self._state(step)
-            state.update_step, state.ledger = step, self._ledger
+            state.update_step, state.ledger, state.unit = step, self._ledger, "store"
             self.executor.run(self.plan.builder.store(), state, quiet=True)
         self.trees.switch(step)
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from swaptrain.memory.slab import PAGE_BYTES
 from swaptrain.plan.simulation import Rehearsal, Room
-from swaptrain.program.cost import Disk, durable_objects
+from swaptrain.program.cost import Disk
+from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.residency import planned_bytes
 from tests.program.models import chain, chain_size, size_of
-from tests.support.traffic import simulate
+from tests.support.traffic import durable_objects, simulate
 
 PARAMETERS = 1 << 16
 SPEED = Disk(1e9, 1e9, 1e9)
@@ -37,7 +38,7 @@ def rehearsed(program: Program, pool_pages: int, seconds: float, work_s: float =
         work=lambda *_: work_s,
     )
     for _ in range(3):
-        done = rehearsal.run(program, program, lambda _: ())
+        done = rehearsal.run(program, program, Durability(program, program, unit="nothing"))
     return done.seconds
 
 
@@ -70,16 +71,16 @@ def test_the_next_forward_waits_for_the_last_commit() -> None:
         lambda _: PAGE_BYTES, Room(40 * PAGE_BYTES), seconds=lambda _: 0.25, disk=page_s
     )
 
-    def durable(instruction: Instruction) -> list[ObjectKey]:
-        return [weights] if instruction.operation is Operation.UPDATE else []
-
     # The forward of the second segment waits for the commit of the first: 0.25 and 0.25, then 1.
-    assert half.run(program, program[:2], durable).seconds == pytest.approx(1 + 1.5)
+    assert half.run(
+        program, program[:2], Durability(program, program[:2])
+    ).seconds == pytest.approx(1 + 1.5)
     # Here nothing comes between commit and forward, which has 0.25 of its second.
     ends_with_commit = program[:2]
-    first = half.run(ends_with_commit, ends_with_commit, durable).seconds
+    durability = Durability(ends_with_commit, ends_with_commit)
+    first = half.run(ends_with_commit, ends_with_commit, durability).seconds
     assert first == pytest.approx(0.5)
-    assert half.run(ends_with_commit, ends_with_commit, durable).seconds == pytest.approx(1.25)
+    assert half.run(ends_with_commit, ends_with_commit, durability).seconds == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize("room", [2.5, 3, 3.5])
@@ -96,7 +97,7 @@ def test_what_an_update_reads_comes_while_the_backward_before_it_runs(room: floa
         seconds=lambda i: 0.01 if i.segment else 0.0,
         disk=disk,
     )
-    took = [rehearsal.run(program, program, durable_objects(program)) for _ in range(3)][-1]
+    took = [rehearsal.run(program, program, Durability(program, program)) for _ in range(3)][-1]
     computing_s = 0.01 * sum(1 for i in program if i.segment)
     assert took.traffic.read_bytes > 11 * update_bytes
     assert took.seconds < 1.01 * computing_s
@@ -116,7 +117,10 @@ def test_what_changes_between_commits_is_written_beside_the_next_backward(room: 
         seconds=lambda i: 0.01 if i in computing else 0.0,
         disk=Disk(1 / byte_s, 1 / byte_s, 1 / byte_s),
     )
-    took = [rehearsal.run(program, program, lambda _: ()) for _ in range(3)][-1]
+    took = [
+        rehearsal.run(program, program, Durability(program, program, unit="nothing"))
+        for _ in range(3)
+    ][-1]
     assert took.traffic.write_bytes > 10 * 10 * PARAMETERS
     assert took.seconds == pytest.approx(0.01 * len(computing), rel=1e-3)
 
@@ -129,15 +133,15 @@ def test_a_commit_may_have_all_of_the_next_segments_backward() -> None:
     byte_s = 0.015 * 32 / sum(size(key) for i in program for key in durable(i))
     disk = Disk(1 / byte_s, 1 / byte_s, 1 / byte_s)
     took = {}
-    for repeats in (1, 2):
+    for lag in (1, 2):
         rehearsal = Rehearsal(
             size,
             Room(1 << 40),
             seconds=lambda i: 0.01 if i.segment else 0.0,
             disk=disk,
-            repeats=repeats,
         )
-        took[repeats] = [rehearsal.run(program, program, durable) for _ in range(3)][-1]
+        durability = Durability(program, program, lag=lag)
+        took[lag] = [rehearsal.run(program, program, durability) for _ in range(3)][-1]
     assert took[2].traffic == took[1].traffic
     assert took[2].seconds < 0.95 * took[1].seconds
 
@@ -175,7 +179,7 @@ def test_no_read_is_repeated_and_nothing_is_for_free(
         disk=SPEED,
         work=work,
     )
-    done = [rehearsal.run(program, program, durable) for _ in range(4)]
+    done = [rehearsal.run(program, program, Durability(program, program)) for _ in range(4)]
     planned = simulate(program, size, planned_bytes(program, size, pool), durable=durable, rounds=4)
     read = sum(step.traffic.read_bytes for step in done[2:]) / 2
     assert read <= 1.1 * planned.read_bytes + 2 * most
@@ -217,6 +221,6 @@ def test_up_to_what_is_missing_only_positions_that_the_plan_reads_for_decide(
         )
         if every:  # walks through all positions
             rehearsal._tier._first_missing = lambda at: at + 1  # type: ignore[method-assign]
-        done = [rehearsal.run(program, program, durable_objects(program)) for _ in range(2)]
+        done = [rehearsal.run(program, program, Durability(program, program)) for _ in range(2)]
         found.append((done, rehearsal._tier.resident()))
     assert found[0] == found[1]

@@ -21,9 +21,10 @@ from swaptrain.plan.planner import Plan
 from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.step_cost import price
 from swaptrain.plan.tier_overhead import with_load_cost, with_tier_cost
-from swaptrain.program.cost import Disk, IOWork, durable_objects
+from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Kind, Operation
 from tests.support.runs import config_of
+from tests.support.traffic import durable_objects
 
 FAST = Disk(1e15, 1e15, 1e15)
 LONG = 1000.0
@@ -127,7 +128,7 @@ def test_a_forecast_contains_it_and_what_requests_cost(made: tuple[Config, Plan]
     assert traffic is not None
     by_bytes = step_s(LONG, IOWork(byte_s=1e-3)) - free
     assert by_bytes == pytest.approx(1e-3 * traffic.total_bytes)
-    durable = durable_objects(program, keeps_values=config.store.keeps_values)
+    durable = durable_objects(program, keeps_activations=config.store.keeps_values)
     kept = [key for i in program for key in durable(i)]
     committed = sum(plan.layouts.size_bytes(key) for key in kept)
     sums = step_s(LONG, IOWork(checksum_byte_s=1e-3)) - free

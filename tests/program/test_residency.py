@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swaptrain.program.check import check_program
+from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.residency import (
     NextUse,
@@ -72,7 +73,9 @@ def test_the_next_use_is_after_the_position() -> None:
 def test_what_the_plan_can_spare() -> None:
     """A sweep of three through room for two: the one just used goes, not the one that waits."""
     sweep = tuple(reads(name) for name in "abc")
-    plan = plan_residency(sweep, sweep, lambda _: 1, 2, durable=lambda _: (), held={})
+    plan = plan_residency(
+        sweep, sweep, lambda _: 1, 2, durability=Durability(sweep, sweep), held={}
+    )
     assert plan.spares(key("b"), 0)  # if it was fetched ahead: the plan does not count on it
     assert plan.spares(key("b"), 1)
     assert key("b") in plan.reads[4]
@@ -80,7 +83,9 @@ def test_what_the_plan_can_spare() -> None:
     assert key("a") not in plan.reads[3]
     assert plan.used_bytes == [1, 2, 2, 2, 2, 2]  # what is spared is replaced at once
     assert plan.held_after == {key("a"): False, key("c"): False}
-    again = plan_residency(sweep, (), lambda _: 1, 2, durable=lambda _: (), held=plan.held_after)
+    again = plan_residency(
+        sweep, (), lambda _: 1, 2, durability=Durability(sweep), held=plan.held_after
+    )
     assert key("a") not in again.reads[0]
     assert again.spares(key("b"), 0)
 

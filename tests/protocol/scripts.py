@@ -4,8 +4,8 @@ the disk operations of the main thread and of the committer's that they lead to.
 from __future__ import annotations
 
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
-from swaptrain.program.overlap import settling
 from tests.protocol.contents import Contents, Ledger, Memory
+from tests.protocol.counting import waiting
 from tests.protocol.operations import DiskOps, Step, flush, rename, write
 from tests.protocol.rules import Rule
 from tests.protocol.run import METRICS, ROOT, STORE, Context, LostError, Op, Scenario, Script
@@ -173,7 +173,7 @@ class Scripts:
 
     def _run(self, now: Step, program: Program, *, deferred: bool) -> None:
         """Execute a program; a deferred update is of the step before."""
-        settles = settling(program, repeats=self.scenario.repeats)
+        settles = waiting(program, lag=self.scenario.repeats)
         for position, instruction in enumerate(program):
             update_step = now.version - 1 if deferred else now.version
             now.memory.run(instruction, now.version, update_step, clipped=deferred)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from swaptrain.program.durability import Durability, barriers
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
-from swaptrain.program.overlap import settling
 from swaptrain.program.residency import NextUse, Traffic, _Cache
 
-__all__ = ["simulate"]
+__all__ = ["durable_objects", "simulate"]
 
 
 def simulate(
@@ -26,7 +26,7 @@ def simulate(
     that the cache is warm.
     """
     steps = program * (rounds + 1)
-    settles = settling(steps, repeats=1)
+    settles = barriers(steps, lag=1)
     cache = _Cache(NextUse(steps), size_bytes, cache_bytes, {}, settles)
     before = Traffic(0, 0, 0)
     for round_ in range(rounds):
@@ -38,3 +38,12 @@ def simulate(
         cache.write_bytes - before.write_bytes,
         cache.commit_bytes - before.commit_bytes,
     )
+
+
+def durable_objects(
+    program: Program, *, keeps_activations: bool = False
+) -> Callable[[Instruction], Iterable[ObjectKey]]:
+    """Return the objects that each instruction of a program makes durable, by instruction."""
+    durability = Durability(program, keeps_activations=keeps_activations)
+    made = {id(i): durability.made(position).written for position, i in enumerate(program)}
+    return lambda instruction: made[id(instruction)]
