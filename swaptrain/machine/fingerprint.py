@@ -21,7 +21,7 @@ from swaptrain.strict_json import read_json
 
 __all__ = ["NOTE_FILE", "note_changes", "this_machine"]
 
-NOTE_FILE = "machine.json"
+NOTE_FILE = "last-machine.json"
 """In the run directory: the machine of the last start, if it is not that of the creation."""
 
 _INSTRUCTIONS = frozenset({

@@ -29,7 +29,7 @@ _MOST_PER_S = 1e18
 
 def cache_path() -> Path:
     """Return the file where measurements are kept."""
-    return user_cache() / "machine.json"
+    return user_cache() / "speeds.json"
 
 
 def known_machine(path: Path, device: torch.device) -> Machine | None:
