@@ -15,6 +15,7 @@ from swaptrain.data.settings import DataSettings, EvalSettings
 from swaptrain.data.sources import fitting_tokenizer, open_python, text_files, token_files
 from swaptrain.data.text import document_tokens, tokens_on_disk, too_short
 from swaptrain.data.token_files import Joined
+from swaptrain.store.paths import RunPaths
 
 __all__ = ["HeldOut", "look_at_held_out"]
 
@@ -76,7 +77,7 @@ def _tokens_of_text(
     key = "eval.text"
     tokenizer = fitting_tokenizer(data, model_vocabulary)
     files = text_files(config.text or (), data, tokenizer, key)
-    record = RunRecord(run_dir / "data" / "eval.json", refuse=False)
+    record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
     if record.is_there or data.cache is not None:
         digest = corpus_digest(hash_files(files, record.known, key=key), tokenizer.digest)
         root = record.path.parent if data.cache is None else Path(data.cache)

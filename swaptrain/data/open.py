@@ -26,6 +26,7 @@ from swaptrain.data.sources import (
 from swaptrain.data.text import document_tokens, too_short
 from swaptrain.data.token_files import Joined
 from swaptrain.errors import BudgetError, ConfigError
+from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_size
 
 __all__ = ["open_data", "open_eval", "open_example"]
@@ -56,7 +57,7 @@ def open_data(
     long work. Raises ConfigError for every fault of the config or the data, before it has left
     anything in the run directory.
     """
-    run_record = RunRecord(run_dir / "data" / "train.json", refuse=not fresh)
+    run_record = RunRecord(RunPaths(run_dir).train_data, refuse=not fresh)
     source = _open(config, config, "data", run_record, model_vocabulary, note)
     batches = _batches(source, config, config.micro_batches, seed=seed, shuffle=config.shuffle)
     run_record.keep(source.record)
@@ -80,7 +81,7 @@ def open_eval(
     last start is taken as it is. With `like`, the training data, ConfigError is raised too if the
     batches are not of its keys, shapes and dtypes.
     """
-    run_record = RunRecord(run_dir / "data" / "eval.json", refuse=False)
+    run_record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
     source = _open(config, data, "eval", run_record, model_vocabulary, note)
     there = -(-len(source.dataset) // data.micro_batch)
     count = there if config.batches == "all" else min(there, config.batches)

@@ -13,6 +13,7 @@ import zarr
 
 from swaptrain.errors import RunError
 from swaptrain.store.disk.durable_files import disk_errors, flush_directory, read_whole, run_error
+from swaptrain.store.paths import ZARR_JSON
 
 __all__ = [
     "CHUNK_TOKENS",
@@ -67,7 +68,7 @@ def write_token_array(path: Path, pieces: Iterable[Array], vocabulary: int) -> i
         for directory in (path / "c", path, path.parent):
             if directory.is_dir():
                 flush_directory(directory)
-        _flush(path / "zarr.json")
+        _flush(path / ZARR_JSON)
     return written + filled
 
 
@@ -99,7 +100,7 @@ class TokenArray:
         chunk_bytes = CHUNK_TOKENS * self._dtype.itemsize
         chunks = -(-self._length // CHUNK_TOKENS)
         try:
-            os.stat(self._path / "zarr.json")
+            os.stat(self._path / ZARR_JSON)
             return all(
                 os.stat(self._path / "c" / str(number)).st_size == chunk_bytes
                 for number in range(chunks)

@@ -13,6 +13,7 @@ import zarr
 from swaptrain.data.bin_files import BinForm, bin_form, likely_forms
 from swaptrain.data.token_array import Array, expect_at, read_at
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json
 
 __all__ = ["FlatFile", "Joined", "TokenSource", "ZarrFile", "open_token_file", "scan"]
@@ -196,7 +197,7 @@ def _check_codecs(path: Path, key: str) -> None:
 
     Raises ConfigError; ValueError or OSError for metadata that cannot be read.
     """
-    name = "zarr.json" if (path / "zarr.json").exists() else ".zarray"
+    name = ZARR_JSON if (path / ZARR_JSON).exists() else ".zarray"
     metadata = read_json(path / name, _MOST_METADATA_BYTES)
     if not isinstance(metadata, dict):
         raise ValueError("its metadata is not an object")

@@ -14,6 +14,7 @@ from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.rows import row_turn
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles, Place
 from swaptrain.store.slots.commit import Write
 from swaptrain.store.slots.slot import Slot
@@ -41,7 +42,7 @@ class StoreHome:
         verify: Literal["always", "first_read", "never"] = "first_read",
     ) -> None:
         self.files = SpillFiles(run_dir, layouts, micro_batches=micro_batches, deferred=deferred)
-        self._static = run_dir / "static"
+        self._paths = RunPaths(run_dir)
         self._layouts, self._io = layouts, io
         self._micro_batches = micro_batches
         self._verify = verify
@@ -226,7 +227,7 @@ class StoreHome:
             return self.kept_place(key), None
         if key.kind is Kind.STATE and key not in self._spilled:
             if key.name.startswith("frozen"):
-                path = self._static / "frozen" / f"{key.segment:03d}" / key.name
+                path = self._paths.frozen_slot(key.segment) / key.name
                 return ArrayFiles.of_layout(path, self._layouts.array(key)), None
             return self.in_slot(key, self._committing.get(key, self.slots[key.segment])), None
         return self._spill_place(key)

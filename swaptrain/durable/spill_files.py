@@ -14,6 +14,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.disk.journal import Journal
 from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.paths import RunPaths, SpillFolder
 from swaptrain.store.slots.array_files import ArrayFiles
 
 __all__ = ["SpillFiles"]
@@ -33,11 +34,11 @@ class SpillFiles:
     def __init__(
         self, run_dir: Path, layouts: Layouts, *, micro_batches: int, deferred: bool
     ) -> None:
-        self._path = run_dir / "spill"
+        self._paths = RunPaths(run_dir)
         self._layouts = layouts
         self._micro_batches = micro_batches
         self._deferred = deferred
-        self._files: dict[tuple[str, str], ArrayFiles] = {}
+        self._files: dict[tuple[SpillFolder, str], ArrayFiles] = {}
         buffers = [
             f"buffers/{k:03d}/{array.name}"
             for k, state in layouts.state.items()
@@ -47,13 +48,13 @@ class SpillFiles:
         rows = [f"{name}/{m}" for name in layouts.values for m in range(micro_batches)]
         self._places = {name: number for number, name in enumerate(rows + buffers)}
         self.journal = Journal(
-            self._path / "journal", len(self._places), token=layouts.model.fingerprint
+            self._paths.journal, len(self._places), token=layouts.model.fingerprint
         )
         """What the rows of `values` and the arrays of `buffers` hold, as far as it is known."""
 
     def clear_saved(self) -> None:
         """Delete what autograd saved, and what evaluations made, in an earlier process."""
-        for folder in (self._path / "saved", self._path / "evaluated"):
+        for folder in (self._paths.spill_folder("saved"), self._paths.spill_folder("evaluated")):
             if folder.is_dir():
                 with disk_errors(folder, "delete"):
                     shutil.rmtree(folder)
@@ -63,7 +64,7 @@ class SpillFiles:
 
         It is scratch, so nothing is flushed. Raises RunError (disk full).
         """
-        make_directory(self._path)
+        make_directory(self._paths.spill)
         for k in saves:
             self.of("saved", f"{k:03d}").create(flush=False)
 
@@ -72,7 +73,7 @@ class SpillFiles:
 
         At each start, since held-out data may come and go.
         """
-        make_directory(self._path)
+        make_directory(self._paths.spill)
         for name in self._layouts.evaluated:
             self.of("evaluated", name).create(flush=False)
 
@@ -81,7 +82,7 @@ class SpillFiles:
 
         `record_bytes` gives the size of the record of a segment's finished gradient.
         """
-        make_directory(self._path)
+        make_directory(self._paths.spill)
         for folder, name in self._names():
             for files in self.all(folder, name):
                 files.create(flush=False)
@@ -90,7 +91,7 @@ class SpillFiles:
             make_directory(path.parent)
             allocate_blank(path, record_bytes(k))
         self.journal.create()
-        flush_file_system(self._path)
+        flush_file_system(self._paths.spill)
 
     def saved_bytes(self, saves: Collection[int]) -> int:
         """Return what `reserve_saved` reserves."""
@@ -110,17 +111,17 @@ class SpillFiles:
 
     def record(self, segment: int) -> Path:
         """Return the path of the record of a segment's finished gradient."""
-        return self._path / "kept" / f"{segment:03d}" / "record.json"
+        return self._paths.gradient_record(segment)
 
-    def of(self, folder: str, name: str) -> ArrayFiles:
+    def of(self, folder: SpillFolder, name: str) -> ArrayFiles:
         """Return the files of a folder's only array of that name."""
         if (folder, name) not in self._files:
             (self._files[folder, name],) = self.all(folder, name)
         return self._files[folder, name]
 
-    def all(self, folder: str, name: str) -> list[ArrayFiles]:
+    def all(self, folder: SpillFolder, name: str) -> list[ArrayFiles]:
         """Return the files of every array of that name, or of that segment."""
-        path = self._path / folder / name
+        path = self._paths.spilled(folder, name)
         m = self._micro_batches
         if folder == "values":
             return [ArrayFiles.of_layout(path, self._layouts.values[name], m)]
@@ -141,14 +142,14 @@ class SpillFiles:
             if not self._deferred:
                 # Sums live for one segment's backward only: there is one place for those of all
                 # segments, for a pool so small that one has to leave.
-                path = self._path / folder / _SHARED
+                path = self._paths.spilled(folder, _SHARED)
             arrays = [self._layouts.accumulators[k]]
         else:
             state = self._layouts.state[k].arrays
             arrays = [array for array in state if array.name.startswith("buffers_")]
         return [ArrayFiles.of_layout(path / array.name, array) for array in arrays]
 
-    def _names(self) -> Iterator[tuple[str, str]]:
+    def _names(self) -> Iterator[tuple[SpillFolder, str]]:
         yield from (("values", name) for name in self._layouts.values)
         yield from (("gradients", name) for name in self._layouts.gradients)
         if self._deferred:

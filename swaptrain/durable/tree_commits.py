@@ -9,7 +9,8 @@ from swaptrain.durable.disk_backing import StoreHome
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.disk.durable_files import flush_directory
 from swaptrain.store.format.object_layouts import Layouts
-from swaptrain.store.format.root import RootRecord, create_root, segments_directory
+from swaptrain.store.format.root import RootRecord, create_root
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
 
@@ -67,7 +68,7 @@ class Trees:
 
     def finish(self) -> None:
         """Let go of the slots of the tree that is not live; a later opening takes new ones."""
-        directory = segments_directory(self._slots.run_dir, self._slots.other_tree())
+        directory = RunPaths(self._slots.run_dir).segments(self._slots.other_tree())
         for k in self._layouts.state:
             (directory / f"{k:03d}").unlink(missing_ok=True)
         flush_directory(directory)

@@ -17,12 +17,10 @@ import torch
 
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.format.root import RootRecord
+from swaptrain.store.paths import RunPaths
 from swaptrain.strict_json import read_json
 
-__all__ = ["NOTE_FILE", "note_changes", "this_machine"]
-
-NOTE_FILE = "last-machine.json"
-"""In the run directory: the machine of the last start, if it is not that of the creation."""
+__all__ = ["note_changes", "this_machine"]
 
 _INSTRUCTIONS = frozenset({
     "amx_bf16", "amx_fp16", "amx_int8", "amx_tile", "asimd", "avx", "avx2", "avx512_bf16",
@@ -67,13 +65,13 @@ def note_changes(
         f"since the last start of this run these have changed: {lines}. It goes on; from here on "
         "the last bits of its results may differ from those of the machine before"
     )
-    write_aside(run_dir / NOTE_FILE, json.dumps(dict(now)).encode())
+    write_aside(RunPaths(run_dir).last_machine, json.dumps(dict(now)).encode())
 
 
 def _last(run_dir: Path, root: RootRecord) -> dict[str, str]:
     """Return the machine of the last start; what cannot be read of it counts as not changed."""
     try:
-        found = read_json(run_dir / NOTE_FILE, _MOST_BYTES)
+        found = read_json(RunPaths(run_dir).last_machine, _MOST_BYTES)
     except (OSError, ValueError):
         found = root.choices.get("machine")
     if not isinstance(found, dict):

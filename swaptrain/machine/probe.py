@@ -27,6 +27,7 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.disk.io_buffers import io_buffer
 from swaptrain.store.format.record import encode_record, record_size
+from swaptrain.store.paths import SPEED_PROBE, SPEED_RECORD
 
 __all__ = ["FILE_BYTES", "Machine", "measure"]
 
@@ -133,7 +134,7 @@ def measure(
 
     Nothing is left there. Raises RunError or OSError where the disk refuses.
     """
-    file = path / "speed.tmp"
+    file = path / SPEED_PROBE
     try:
         with DirectIO(2 * _DEPTH) as io:  # of which half may write at once
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -226,7 +227,7 @@ def _commit_s(path: Path) -> float:
     The record is written, and a rename made durable: of a file, since a start after a kill refuses
     a link in its directory that is not the store's.
     """
-    record, attributes = path / "speed.record", {"commit": list(range(100))}
+    record, attributes = path / SPEED_RECORD, {"commit": list(range(100))}
     size_bytes = record_size(attributes)
     try:
         busy_s = time.process_time()

@@ -16,6 +16,7 @@ from swaptrain.plan.planner import Plan
 from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import free_bytes
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.snapshot_links import snapshot_paths
 from swaptrain.units import format_size
 
@@ -122,8 +123,9 @@ def spare_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
 def _reserved_bytes(run_dir: Path) -> dict[int, int]:
     """Return the bytes that a run has reserved for its state, by device; data not included."""
     reserved: dict[int, int] = {}
-    slots = [path.resolve() for path in (run_dir / "slots").glob("*")]
-    for folder in (*slots, run_dir / "static", run_dir / "spill"):
+    paths = RunPaths(run_dir)
+    slots = [path.resolve() for path in paths.slots.glob("*")]
+    for folder in (*slots, paths.static, paths.spill):
         for path in folder.rglob("*"):
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
@@ -138,7 +140,7 @@ def estimated_data_bytes(config: Config) -> int:
     """
     if config.data.text is None or config.data.cache is not None:
         return 0
-    if (config.run.dir / "data" / "train.json").exists():
+    if RunPaths(config.run.dir).train_data.exists():
         return 0
     text_bytes = sum(file.size_bytes for file in find_files(config.data.text, key="data.text"))
     return 2 * text_bytes if config.data.tokenizer == "bytes" else 4 * text_bytes // 3

@@ -21,6 +21,7 @@ from swaptrain.models.factory import Factory
 from swaptrain.plan.planner import Plan, Planner
 from swaptrain.store.disk.durable_files import disk_errors
 from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
+from swaptrain.store.paths import RunPaths
 
 __all__ = ["Prepared", "recorded_config", "update_rule"]
 
@@ -146,7 +147,7 @@ def update_rule(optimizer: OptimizerConfig) -> UpdateRule:
 
 def recorded_config(run_dir: Path) -> Config | None:
     """Return the config that a run was created with; None where there is no run."""
-    path = run_dir / "config.yaml"
+    path = RunPaths(run_dir).config
     with disk_errors(path, "read"):
         if not path.exists():
             return None

@@ -10,6 +10,7 @@ from swaptrain.run.idle_rates import go_on_keys
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import held_segments
 from swaptrain.store.slots.slot_bytes import copy_slot
 from swaptrain.store.slots.slots import Slots
@@ -22,7 +23,7 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
 
     Raises DamagedStoreError when a record does not verify.
     """
-    if (run_dir / "spill").exists():
+    if RunPaths(run_dir).spill.exists():
         return None  # a run that is not at its end, or has not yet deleted what only training needs
     held = held_segments(run_dir, root)
     versions = {segment.version for segment in held if segment.version is not None}

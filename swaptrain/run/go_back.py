@@ -19,11 +19,11 @@ from swaptrain.store.disk.durable_files import flush_directory, run_error, write
 from swaptrain.store.format.record import encode_record, read_record
 from swaptrain.store.format.root import RootRecord, create_root
 from swaptrain.store.format.schema import check_intent
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.recovery_rules import flush_everything
 from swaptrain.store.slots.slot_bytes import verify_slot
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import (
-    GOING_BACK,
     Snapshot,
     clear_unfinished,
     drop_snapshots,
@@ -68,7 +68,7 @@ def go_back(
     Lines of metrics and snapshots of later steps go, and all that was spilled: the step's number
     would make the redone steps take it for theirs. The snapshot itself stays.
     """
-    write_aside(run_dir / GOING_BACK, encode_record({"step": snapshot.step}))
+    write_aside(RunPaths(run_dir).going_back, encode_record({"step": snapshot.step}))
     return complete_going_back(run_dir, root, note)
 
 
@@ -77,17 +77,18 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
 
     Returns the root's record as it is then.
     """
-    if not (run_dir / GOING_BACK).exists():
+    paths = RunPaths(run_dir)
+    if not paths.going_back.exists():
         return root
     flush_everything(run_dir)
-    intent = read_record(run_dir / GOING_BACK)
-    check_intent(intent, run_dir / GOING_BACK)
+    intent = read_record(paths.going_back)
+    check_intent(intent, paths.going_back)
     step: int = intent["step"]
     snapshot = find_snapshot(run_dir, root, step)
     later = [found for found in list_snapshots(run_dir) if found.step > step]
-    with MetricsFile(run_dir / "metrics.jsonl") as metrics:
+    with MetricsFile(paths.metrics) as metrics:
         metrics.cut_after(step)
-    _delete(run_dir / "spill")
+    _delete(paths.spill)
     clear_unfinished(run_dir)
     trees = root.commit_every > 1
     slots = Slots(run_dir, trees=trees)
@@ -100,7 +101,7 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
     else:
         slots.restore(snapshot.slots)
     drop_snapshots(slots, later)
-    (run_dir / GOING_BACK).unlink()
+    paths.going_back.unlink()
     flush_directory(run_dir)
     dropped = ", ".join(str(found.step) for found in later)
     note(

@@ -49,6 +49,7 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.format.origin import record_origin
 from swaptrain.store.format.root import RootRecord
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.store.slots.commit import Committer
 from swaptrain.store.slots.snapshots import Snapshot, Snapshots
@@ -77,6 +78,7 @@ class OpenRun:
         self._config, self._prepared, self._progress = config, prepared, progress
         self._root, self._stop = root, stop
         self._run_dir = config.run.dir
+        self._paths = RunPaths(self._run_dir)
         self._trees = config.store.commit_every > 1
         self._committer: Committer | None = None
         self._metrics: MetricsFile | None = None
@@ -191,10 +193,10 @@ class OpenRun:
         self._io.close()
         try:
             self._slots.delete_free()
-            shutil.rmtree(self._run_dir / "spill")
+            shutil.rmtree(self._paths.spill)
         except OSError as error:
             self._progress.note(
-                f"{error.filename or self._run_dir / 'spill'} could not be deleted "
+                f"{error.filename or self._paths.spill} could not be deleted "
                 f"({error.strerror}): it is of no use any more. The same command deletes it, or you"
             )
 
@@ -222,7 +224,7 @@ class OpenRun:
         return chosen
 
     def _record_config(self) -> None:
-        path, content = self._run_dir / "config.yaml", self._config.resolved_yaml().encode()
+        path, content = self._paths.config, self._config.resolved_yaml().encode()
         # A run on a full disk can go on: what it writes is reserved, and this is there already.
         if not path.exists() or path.read_bytes() != content:
             write_aside(path, content)
@@ -305,7 +307,7 @@ class OpenRun:
         position = find_position(
             plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
         )
-        metrics = self._metrics = MetricsFile(self._run_dir / "metrics.jsonl")
+        metrics = self._metrics = MetricsFile(self._paths.metrics)
         if config.store.keeps_values:
             self._values = KeptValues(self._home, tier, self._io)
         trees, steps, keep = None, config.train.steps, config.store.keep
@@ -335,7 +337,7 @@ class OpenRun:
         segments = len(plan.captured.model.segments)
         self._progress.start(steps, position.decision.step, segments)
         if config.run.trace:
-            trace = self._run_dir / "trace.json"
+            trace = self._paths.trace
             self._progress.note(f"writing what the next steps do when to {trace} (run.trace)")
             self._trace = TraceFile(trace, config.run.trace, self._progress.note)
         watch = Watch(self._stop, self._progress, segments, lambda: self.training.step, self._trace)

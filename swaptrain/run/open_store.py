@@ -12,6 +12,7 @@ from swaptrain.run.create_store import Creation, open_slots, root_record
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord, create_root
+from swaptrain.store.paths import TREES
 from swaptrain.store.slots.recovery_rules import flush_everything
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import clear_unfinished, drop_snapshots, list_snapshots
@@ -75,7 +76,7 @@ def _create(
         device=prepared.device.device,
     )
     if trees:
-        create_root(config.run.dir, root, tree="a")
+        create_root(config.run.dir, root, tree=TREES[0])
         slots.switch_tree()
     else:
         create_root(config.run.dir, root)

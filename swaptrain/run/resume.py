@@ -16,8 +16,9 @@ from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
-from swaptrain.store.format.root import RootRecord, live_link
+from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
 from swaptrain.store.slots.slot import Slot, frozen_slot
 from swaptrain.store.slots.slots import Slots
@@ -125,7 +126,7 @@ def _live_record(
 ) -> Mapping[str, Any]:
     """Return the record of a segment's live slot, to which `home` is pointed."""
     home.slots[k] = slots.live(k)
-    link = live_link(slots.run_dir, k)
+    link = RunPaths(slots.run_dir).live_link(k)
     return _checked_record(k, layouts.state[k], layouts, home.slots[k], home, root, link)
 
 

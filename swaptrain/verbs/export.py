@@ -16,6 +16,7 @@ from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
 from swaptrain.store.format.root import RootRecord, read_buffers
 from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.read.held_segments import Held, check_held
 from swaptrain.store.read.live_store import LiveStore, look
@@ -56,7 +57,8 @@ def export_weights(
         raise ConfigError(f"--to {to} is a directory: name a file in it")
     if not to.parent.is_dir():
         raise ConfigError(f"--to {to}: there is no directory {to.parent}")
-    if not (run / "store").exists() and not (run / "config.yaml").exists():
+    paths = RunPaths(run)
+    if not paths.store.exists() and not paths.config.exists():
         raise ConfigError(f"{run} is not a run directory: it has neither store/ nor config.yaml")
     if look(run) is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
@@ -200,7 +202,7 @@ def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTens
 def _is_pending(run: Path, segment: int, version: int) -> bool:
     """Whether the gradient of the step after `version` is done and waits for its update."""
     try:
-        record = read_kept(run / "spill" / "kept" / f"{segment:03d}" / "record.json", segment)
+        record = read_kept(RunPaths(run).gradient_record(segment), segment)
     except DamagedStoreError:
         return False  # there is none, or the writing of it was cut short
     return int(record["version"]) == version + 1

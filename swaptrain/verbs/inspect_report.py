@@ -18,9 +18,10 @@ from swaptrain.store.format.record import read_record
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.schema import check_intent
 from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import Held
 from swaptrain.store.read.live_store import LiveStore, look
-from swaptrain.store.slots.snapshots import GOING_BACK, list_snapshots
+from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.strict_json import parse_json
 
 __all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
@@ -83,11 +84,12 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
     A run that is training changes while it is read: it is looked at until two looks are the same.
     Raises ConfigError for what is no run, DamagedStoreError for what does not verify.
     """
-    if not (path / "config.yaml").is_file():
+    paths = RunPaths(path)
+    if not paths.config.is_file():
         raise ConfigError(f"{path} is no run: it has no config.yaml; give the run.dir of a config")
     writer = lock_owner(path)
     live = look(path)  # before the config: that of a store of another format has other keys
-    config = load_config(path / "config.yaml", ())
+    config = load_config(paths.config, ())
     kept = _kept(path, config, live)
     for _ in range(_TRIES):
         if live is None or not live.has_changed():
@@ -107,7 +109,7 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         writer=str(writer) if writer is not None else None,
         done=done,
         state=state,
-        rows=tuple(_last_rows(path / "metrics.jsonl", lines)),
+        rows=tuple(_last_rows(paths.metrics, lines)),
         disk_bytes=_disk_bytes(path),
         snapshots=tuple(_snapshots(path, live)),
         origin=origin_text(path),
@@ -135,9 +137,10 @@ def _state(
     """Return the last step done, and in words where a store is that was seen as a whole."""
     if live is None:
         return 0, "the store was not finished: run the same command to go on"
-    if (path / GOING_BACK).exists():
-        intent = read_record(path / GOING_BACK)
-        check_intent(intent, path / GOING_BACK)
+    going_back = RunPaths(path).going_back
+    if going_back.exists():
+        intent = read_record(going_back)
+        check_intent(intent, going_back)
         text = "going back to a snapshot: run the training command to complete it"
         return int(intent["step"]), text
     versions = live.versions
@@ -205,7 +208,7 @@ def _between(done: int, pending: list[int], steps: int) -> str:
 def _kept_version(path: Path, segment: int) -> int | None:
     """Return the step whose gradient is kept beside a segment; a torn record counts as none."""
     try:
-        record = read_kept(path / "spill" / "kept" / f"{segment:03d}" / "record.json", segment)
+        record = read_kept(RunPaths(path).gradient_record(segment), segment)
     except DamagedStoreError:
         return None
     return int(record["version"])
@@ -251,7 +254,7 @@ def _disk_bytes(path: Path) -> int:
     """Return what the files of a run take: those below it, and in slots on other disks."""
     total = 0
     for folder, folders, names in os.walk(path):
-        if Path(folder).name == "slots":
+        if Path(folder) == RunPaths(path).slots:
             linked = [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
             total += sum(_disk_bytes(link.resolve()) for link in linked)
         for name in names:

@@ -22,11 +22,12 @@ from swaptrain.run.go_back import complete_going_back, find_snapshot
 from swaptrain.run.idle_rates import check_rates, steps_done
 from swaptrain.run.open_run import OpenRun
 from swaptrain.run.os_failures import named_failures
-from swaptrain.run.run_names import STARTING_OVER, check_files, check_own
+from swaptrain.run.run_names import check_files, check_own
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.access.containment import check_contained
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.format.root import RootRecord, lost_root, read_root
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.store.slots.slot_disks import SlotDisks
 from swaptrain.store.slots.snapshots import list_snapshots
@@ -84,7 +85,7 @@ def _train(
     run_dir = config.run.dir
     check_own(run_dir)
     check_contained(run_dir)
-    cut_short = (run_dir / STARTING_OVER).exists()
+    cut_short = RunPaths(run_dir).starting_over.exists()
     fresh = fresh or cut_short
     if fresh:
         check_files(run_dir)

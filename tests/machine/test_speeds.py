@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import swaptrain.machine.speeds as measured
-from swaptrain.machine.fingerprint import NOTE_FILE, note_changes, this_machine
+from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.machine.speeds import Machine, cache_path, known_machine, machine
 from swaptrain.program.cost import Disk, IOWork
+from swaptrain.store.paths import RunPaths
 from tests.store.helpers import small_root
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ def test_a_change_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("note", [b"", b"[", b"[]", b'{"processor": 3}', b"\xff", b"[" * 10**5])
 def test_a_spoilt_note_is_passed_over(tmp_path: Path, note: bytes) -> None:
     """The run goes on whatever the file says, and no control characters are shown."""
-    (tmp_path / NOTE_FILE).write_bytes(note)
+    (RunPaths(tmp_path).last_machine).write_bytes(note)
     said: list[str] = []
     root = small_root()
     root.choices["torch"] = "1.0"

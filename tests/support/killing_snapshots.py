@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import swaptrain.run.go_back as going_back
-from swaptrain.store.slots.snapshots import GOING_BACK, Snapshots, list_snapshots
+from swaptrain.store.paths import RunPaths
+from swaptrain.store.slots.snapshots import Snapshots, list_snapshots
 from tests.support.killing import Runs, digest_of, final_state, metrics_key
 from tests.support.runs import config_of
 
@@ -153,7 +154,7 @@ class Job:
             self.wrong.append(f"{what}: slots {slots}, in use {sorted(set(pointed))}")
         if len(set(pointed)) < len(pointed):
             self.wrong.append(f"{what}: a slot is live and held at the end")
-        if list(run_dir.glob("snapshots/*.tmp")) or (run_dir / GOING_BACK).exists():
+        if list(run_dir.glob("snapshots/*.tmp")) or RunPaths(run_dir).going_back.exists():
             self.wrong.append(f"{what}: something unfinished is left")
 
 

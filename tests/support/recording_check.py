@@ -16,15 +16,16 @@ from swaptrain.errors import DamagedStoreError
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.run.go_back import complete_going_back
 from swaptrain.run.resume import find_position
-from swaptrain.run.run_names import STARTING_OVER, check_own
+from swaptrain.run.run_names import check_own
 from swaptrain.run.start_over import begun_otherwise
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.format.record import decode_record, read_record
-from swaptrain.store.format.root import read_root, segments_directory
+from swaptrain.store.format.root import read_root
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.recovery_rules import Action, Decision
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
-from swaptrain.store.slots.snapshots import GOING_BACK, list_snapshots
+from swaptrain.store.slots.snapshots import list_snapshots
 from tests.support.killing import KEYS
 from tests.support.recording import Event
 from tests.support.recording_runs import Job, data_files
@@ -156,7 +157,7 @@ def look(job: Job, known: Known) -> Found:
         _look_at_data(job, known, found)
         check_own(job.run_dir)
         # A directory that is being emptied is emptied to the end, whatever it shows.
-        if job.run_dir.is_dir() and not (job.run_dir / STARTING_OVER).exists():
+        if job.run_dir.is_dir() and not RunPaths(job.run_dir).starting_over.exists():
             with RunLock(job.run_dir):
                 _look(job, known, found)
     except Exception as error:
@@ -188,7 +189,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         return
     if not config.exists():
         found.wrong.append("there is a store without config.yaml")
-    if (run_dir / GOING_BACK).exists():
+    if RunPaths(run_dir).going_back.exists():
         found.changed = True
         root = complete_going_back(run_dir, root, lambda _: None)
     for slot in (run_dir / "slots").iterdir():
@@ -254,7 +255,7 @@ def _look_at_creation(job: Job, known: Known, found: Found) -> None:
         found.wrong.append("an unfinished creation looks like that of another model")
     tree = "a" if job.config.store.commit_every > 1 else None
     live = set()
-    for link in segments_directory(job.run_dir, tree).glob("[0-9]*"):
+    for link in RunPaths(job.run_dir).segments(tree).glob("[0-9]*"):
         try:
             record = read_record(link / "zarr.json")
         except DamagedStoreError:

@@ -14,26 +14,15 @@ from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.disk.durable_files import run_error
+from swaptrain.store.paths import LINKS, NEXT, POOL_LINK
 
 __all__ = ["POOL", "check_contained", "is_pool_link"]
 
 POOL = "swaptrain-slots"
 """The folder on each of `store.paths` that holds the slots of all runs, each in its own folder."""
 
-_SLOT = r"[0-9a-f]{8}-[0-9]{3,9}"
-_LINKS = [
-    (re.compile(place), re.compile(target))
-    for place, target in (
-        (r"store(\.next)?", r"trees/[ab]"),
-        (r"store/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./slots/{_SLOT}"),
-        (r"store/(frozen|buffers)(\.next)?", r"\.\./static/(frozen|buffers)"),
-        (r"trees/[ab]/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./\.\./slots/{_SLOT}"),
-        (r"snapshots/[0-9]{8,}(\.tmp)?/[0-9]{3,9}", rf"\.\./\.\./slots/{_SLOT}"),
-        (r"trees/[ab]/(frozen|buffers)(\.next)?", r"\.\./\.\./static/(frozen|buffers)"),
-    )
-]
-"""Every link that lies in a run directory, and where it may point; `slots/ID` is one more."""
-_SLOT_PLACE = re.compile(rf"slots/{_SLOT}(\.next)?")
+_LINKS = [(re.compile(place), re.compile(target)) for place, target in LINKS]
+_POOL_LINK = re.compile(POOL_LINK)
 
 
 def check_contained(run_dir: Path) -> None:
@@ -73,7 +62,7 @@ def _check_link(path: Path, place: str) -> None:
         return  # a running process has just renamed it
     if any(name.fullmatch(place) and to.fullmatch(target) for name, to in _LINKS):
         return
-    if _SLOT_PLACE.fullmatch(place) and is_pool_link(target, path.name.removesuffix(".next")):
+    if _POOL_LINK.fullmatch(place) and is_pool_link(target, path.name.removesuffix(NEXT)):
         _check_pool_slot(Path(target))
         return
     raise DamagedStoreError(

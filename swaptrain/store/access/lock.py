@@ -16,6 +16,7 @@ from types import TracebackType
 
 from swaptrain.errors import RunError
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, run_error
+from swaptrain.store.paths import RunPaths
 
 __all__ = ["LockOwner", "RunLock", "is_lock_file", "is_named", "lock_owner", "open_lock_file"]
 __all__ += ["owner_text", "read_owner", "try_lock"]
@@ -62,7 +63,7 @@ class RunLock:
     """
 
     def __init__(self, run_dir: Path, *, note: Callable[[str], None] = lambda _: None) -> None:
-        self._path = run_dir.absolute() / "lock"
+        self._path = RunPaths(run_dir.absolute()).lock
         self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
         self._descriptor = self._directory = -1
         make_directory(self._path.parent)
@@ -179,10 +180,9 @@ def lock_owner(run_dir: Path) -> LockOwner | None:
     Nothing is written and nobody is kept waiting: the lock is asked for, shared, for a moment, and
     who wants it asks more than once.
     """
+    path = RunPaths(run_dir).lock
     try:
-        descriptor = os.open(
-            run_dir / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -192,7 +192,7 @@ def lock_owner(run_dir: Path) -> LockOwner | None:
         return read_owner(descriptor)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise run_error(error, run_dir / "lock", "lock") from error
+            raise run_error(error, path, "lock") from error
         owner = read_owner(descriptor)
         return owner if _is_alive(owner) else None
     finally:

@@ -12,7 +12,7 @@ import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.check.scan import Chunk
-from swaptrain.store.format.root import live_link
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot, frozen_slot
 
@@ -50,13 +50,14 @@ class Unit:
 
 def live_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
     """Return the live state of a segment."""
-    link = live_link(run_dir, segment)
+    paths = RunPaths(run_dir)
+    link = paths.live_link(segment)
 
     def again() -> Unit:
         return live_unit(run_dir, segment, fingerprint)
 
     try:
-        path = run_dir / "slots" / Path(os.readlink(link)).name
+        path = paths.slot(Path(os.readlink(link)).name)
     except OSError:
         damage = DamagedStoreError("a segment's live name is missing", segment=segment, path=link)
         return Unit("", segment, link, (link, None), None, (), (damage,), again)

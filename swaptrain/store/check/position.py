@@ -11,6 +11,7 @@ from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.check.claims import Unit, spilled_unit
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
 
 __all__ = ["StorePosition", "store_position"]
@@ -78,7 +79,7 @@ def store_position(
     needed_of = set(decision.pending)
     if decision.action is Action.CONTINUE:
         record = commits[lowest]
-        path = live[lowest].path / "zarr.json"
+        path = live[lowest].path / ZARR_JSON
         if settled is not None:
             path = _record_path(run_dir, lowest)
             needed_of = {k for k in settled if k > decision.segment}
@@ -119,7 +120,7 @@ def _kept(
 def _handoff_unit(run_dir: Path, k: int, path: Path, record: Record, again: Again) -> Unit:
     """Return the gradients that the commit of segment `k` handed on."""
     arrays = [
-        (run_dir / "spill" / "gradients" / row["name"], row.get("row"), row["checksums"])
+        (RunPaths(run_dir).spilled("gradients", row["name"]), row.get("row"), row["checksums"])
         for row in record["handoff"].get("gradients", [])
     ]
     return spilled_unit("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
@@ -127,9 +128,9 @@ def _handoff_unit(run_dir: Path, k: int, path: Path, record: Record, again: Agai
 
 def _gradient_unit(run_dir: Path, k: int, record: Record, again: Again) -> Unit:
     """Return the finished gradient of a segment, where it was spilled to, and its buffers."""
-    spill, segment = run_dir / "spill", f"{k:03d}"
+    paths = RunPaths(run_dir)
     arrays = [
-        (spill / ("accumulators" if name == "gradient" else "kept") / segment / name, None, sums)
+        (paths.spilled("accumulators" if name == "gradient" else "kept", k) / name, None, sums)
         for name, sums in record["checksums"].items()
     ]
     path = _record_path(run_dir, k)
@@ -137,4 +138,4 @@ def _gradient_unit(run_dir: Path, k: int, record: Record, again: Again) -> Unit:
 
 
 def _record_path(run_dir: Path, k: int) -> Path:
-    return run_dir / "spill" / "kept" / f"{k:03d}" / "record.json"
+    return RunPaths(run_dir).gradient_record(k)

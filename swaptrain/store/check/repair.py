@@ -26,8 +26,8 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import allocate, flush_directory, run_error, write_aside
 from swaptrain.store.disk.io_buffers import io_buffer
 from swaptrain.store.format.record import read_record
-from swaptrain.store.format.root import segments_directory
 from swaptrain.store.format.schema import check_state
+from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 
@@ -65,10 +65,10 @@ class _Mender:
     """Restores one file at a time from the slots of a run."""
 
     def __init__(self, run_dir: Path, io: DirectIO, scanner: Scanner) -> None:
-        self._run_dir, self._io, self._scanner = run_dir, io, scanner
+        self._paths, self._io, self._scanner = RunPaths(run_dir), io, scanner
         self._live = [
-            Slot(run_dir / "slots" / Path(os.readlink(link)).name)
-            for link in sorted(segments_directory(run_dir).glob("*"))
+            Slot(self._paths.slot(Path(os.readlink(link)).name))
+            for link in sorted(self._paths.segments().glob("*"))
             if link.is_symlink()
         ]
         self._kept: dict[int, list[Slot]] = {}
@@ -134,7 +134,7 @@ class _Mender:
 
         That is the step of the snapshot that holds it, or that of all the other live slots.
         """
-        slot = Slot(self._run_dir / "slots" / unit.path.name)
+        slot = Slot(self._paths.slot(unit.path.name))
         held = {step for step, slots in self._kept.items() if slot in slots}
         if not held and slot in self._live:
             for other in self._live:
@@ -155,7 +155,7 @@ def _chunks(unit: Unit, record: Mapping[str, Any]) -> Iterator[tuple[None, Chunk
 def _restore_metadata(path: Path, unit: Unit) -> Path | None:
     """Take over an array's zarr.json from any slot, spares too: it is known by its checksum."""
     expected = (unit.record or {}).get("metadata", {}).get(path.parent.name)
-    for source in sorted(unit.path.parent.glob(f"*/{path.parent.name}/zarr.json")):
+    for source in sorted(unit.path.parent.glob(f"*/{path.parent.name}/{ZARR_JSON}")):
         try:
             content = source.read_bytes()
         except OSError:

@@ -14,16 +14,10 @@ from swaptrain.store.check.position import StorePosition, store_position
 from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.origin import read_origin
-from swaptrain.store.format.root import (
-    RootRecord,
-    damaged_buffers,
-    lost_root,
-    read_root,
-    segments_directory,
-    tree_directory,
-)
+from swaptrain.store.format.root import RootRecord, damaged_buffers, lost_root, read_root
+from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths
 from swaptrain.store.slots.slot import Slot
-from swaptrain.store.slots.snapshots import GOING_BACK, Snapshot, list_snapshots
+from swaptrain.store.slots.snapshots import Snapshot, list_snapshots
 
 __all__ = ["Verifier", "check_run"]
 
@@ -34,7 +28,8 @@ _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 def check_run(run_dir: Path) -> None:
     """Raise ConfigError for a directory in which nothing is of a run."""
-    if not any((run_dir / name).exists() for name in ("store", "trees", "config.yaml")):
+    paths = RunPaths(run_dir)
+    if not any(path.exists() for path in (paths.store, paths.trees, paths.config)):
         raise ConfigError(
             f"{run_dir} is no run: it has neither store/ nor config.yaml; give the run.dir of a "
             "config"
@@ -53,6 +48,7 @@ class Verifier:
     ) -> None:
         """`watch` is called with the bytes read and those that are to be read in all."""
         self._run_dir, self._io, self._watch = run_dir.absolute(), io, watch
+        self._paths = RunPaths(self._run_dir)
         self._root: RootRecord | None = None
         self._total = 0
         self._done: dict[Path, tuple[object, bool]] = {}
@@ -70,7 +66,7 @@ class Verifier:
                 frozen_unit(self._run_dir, k, self._fingerprint) for k in self._segments("frozen")
             ]
             result.segments = len({unit.segment for unit in (*live, *frozen)})
-            if (self._run_dir / GOING_BACK).exists():
+            if self._paths.going_back.exists():
                 # Its live names are those of two steps until the next start has done the rest.
                 result.notes.append("the live state: the run is going back to a snapshot")
                 result.position, live = "on the way back to a snapshot", []
@@ -116,11 +112,11 @@ class Verifier:
         """Return the segments that have state, or frozen parameters."""
         if self._root is not None and all(kind in row for row in self._root.segments):
             return [int(row["segment"]) for row in self._root.segments if row[kind]]
-        folder = self._run_dir / "static" / "frozen"
+        folder = self._paths.frozen
         if kind == "state":
-            folder = segments_directory(self._run_dir)
+            folder = self._paths.segments()
             if not folder.exists():
-                folder = segments_directory(self._run_dir, "a")
+                folder = self._paths.segments(TREES[0])
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
     def _check(self, units: Sequence[Unit], title: str = "") -> None:
@@ -180,19 +176,18 @@ class Verifier:
 
     def _check_static(self) -> None:
         """Look at the small files that no record of a slot vouches for."""
-        run_dir = self._run_dir
-        for directory in (segments_directory(run_dir), run_dir / "static" / "frozen"):
+        paths = self._paths
+        for directory in (paths.segments(), paths.frozen):
             if self._root is not None and directory.is_dir():
                 damage = _damaged_group(directory)
                 if damage is not None:
                     content = json.dumps(_GROUP).encode()
                     self.result.findings.append(Finding(damage, "group", content=content))
-        if (run_dir / "static" / "buffers").is_dir():
-            for damage in damaged_buffers(run_dir):
+        if paths.buffers.is_dir():
+            for damage in damaged_buffers(self._run_dir):
                 self.result.findings.append(Finding(damage, "buffers"))
-        elif self._root is not None and (tree_directory(run_dir) / "buffers").is_symlink():
-            path = run_dir / "static" / "buffers"
-            damage = DamagedStoreError("a directory of the store is missing", path=path)
+        elif self._root is not None and (paths.store / paths.buffers.name).is_symlink():
+            damage = DamagedStoreError("a directory of the store is missing", path=paths.buffers)
             self.result.findings.append(Finding(damage, "buffers"))
 
     def _position(self) -> StorePosition | None:
@@ -266,20 +261,19 @@ class Verifier:
 
     def _note_unchecked(self) -> None:
         """Say what was not looked at, and why that does no harm."""
-        folder = self._run_dir / "slots"
-        spares = [path for path in folder.glob("*") if path not in self._done]
+        spares = [path for path in self._paths.slots.glob("*") if path not in self._done]
         notes = self.result.notes
         if spares:
             notes.append(
                 f"{len(spares)} spare slots: nothing believes them before they are written"
             )
-        if (self._run_dir / "spill").is_dir():
+        if self._paths.spill.is_dir():
             notes.append("what else lies in spill/: a run that goes on computes it again")
 
 
 def _damaged_group(directory: Path) -> DamagedStoreError | None:
     """Return what is wrong with a zarr group that has no attributes."""
-    path = directory / "zarr.json"
+    path = directory / ZARR_JSON
     try:
         if json.loads(path.read_bytes()) == _GROUP:
             return None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swaptrain.errors import RunError
 from swaptrain.store.disk.flush import flush_tree, syncfs_reaches_disk
+from swaptrain.store.paths import ASIDE, NEXT
 from swaptrain.units import format_size
 
 __all__ = [
@@ -205,7 +206,7 @@ def read_whole(descriptor: int, count: int, offset: int) -> bytes:
 
 def write_aside(path: Path, content: bytes) -> None:
     """Write a whole small file so that a crash leaves the old or the new one, durably."""
-    aside = path.with_name(path.name + ".tmp")
+    aside = path.with_name(path.name + ASIDE)
     with disk_errors(path, "write", len(content)):
         with aside.open("wb") as file:
             file.write(content)
@@ -217,7 +218,7 @@ def write_aside(path: Path, content: bytes) -> None:
 
 def replace_link(link: Path, target: str) -> None:
     """Point a symlink elsewhere in one step, durably: symlink aside, rename over, fsync."""
-    aside = link.with_name(link.name + ".next")
+    aside = link.with_name(link.name + NEXT)
     with disk_errors(link, "switch"):
         aside.unlink(missing_ok=True)
         aside.symlink_to(target)

@@ -9,11 +9,9 @@ from typing import Any
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.disk.durable_files import flush_directory, write_aside
 from swaptrain.store.format.record import encode_record, read_record
+from swaptrain.store.paths import RunPaths
 
-__all__ = ["ORIGIN", "origin_text", "read_origin", "record_origin"]
-
-ORIGIN = "initial-weights.json"
-"""In the directory of a run that began from a checkpoint: which files that was."""
+__all__ = ["origin_text", "read_origin", "record_origin"]
 
 
 def record_origin(run_dir: Path, origin: Mapping[str, Any] | None) -> None:
@@ -21,10 +19,11 @@ def record_origin(run_dir: Path, origin: Mapping[str, Any] | None) -> None:
 
     `origin` has a `directory` and `files`, what tells each file from others.
     """
+    path = RunPaths(run_dir).initial_weights
     if origin is not None:
-        write_aside(run_dir / ORIGIN, encode_record(origin))
-    elif (run_dir / ORIGIN).exists():
-        (run_dir / ORIGIN).unlink()
+        write_aside(path, encode_record(origin))
+    elif path.exists():
+        path.unlink()
         flush_directory(run_dir)
 
 
@@ -36,7 +35,7 @@ def origin_text(run_dir: Path) -> str | None:
     try:
         origin = read_origin(run_dir)
     except DamagedStoreError:
-        return f"unknown: {ORIGIN} does not verify"
+        return f"unknown: {RunPaths(run_dir).initial_weights.name} does not verify"
     return None if origin is None else str(origin["directory"])
 
 
@@ -45,7 +44,7 @@ def read_origin(run_dir: Path) -> Mapping[str, Any] | None:
 
     Raises DamagedStoreError when it does not verify.
     """
-    path = run_dir / ORIGIN
+    path = RunPaths(run_dir).initial_weights
     if not path.exists():
         return None
     origin = read_record(path)

@@ -29,10 +29,11 @@ from swaptrain.store.format.bfloat16 import numpy_dtype, register
 from swaptrain.store.format.record import encode_record, read_record
 from swaptrain.store.format.schema import check_root
 from swaptrain.store.format.schema_static import check_static, check_static_array
+from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths, link_text
 
 __all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
-__all__ += ["link_static", "live_link", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
-__all__ += ["segments_directory", "tree_directory", "write_buffers"]
+__all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
+__all__ += ["write_buffers"]
 
 FORMAT = 3
 """The version of what is on disk; a store of another one is refused."""
@@ -56,25 +57,10 @@ class RootRecord:
     format: int = FORMAT
 
 
-def tree_directory(run_dir: Path, tree: str | None = None) -> Path:
-    """Return the directory of the hierarchy: `RUN/store`, or one of the two trees."""
-    return run_dir / "store" if tree is None else run_dir / "trees" / tree
-
-
-def segments_directory(run_dir: Path, tree: str | None = None) -> Path:
-    """Return the directory of the live names."""
-    return tree_directory(run_dir, tree) / "segments"
-
-
-def live_link(run_dir: Path, segment: int, tree: str | None = None) -> Path:
-    """Return a segment's live name, a link to its slot."""
-    return segments_directory(run_dir, tree) / f"{segment:03d}"
-
-
 def ensure_group(path: Path) -> None:
     """Make sure that a directory is a zarr group, durably."""
     make_directory(path)
-    file = path / "zarr.json"
+    file = path / ZARR_JSON
     content = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
     if not file.exists():
         write_aside(file, content)
@@ -85,11 +71,11 @@ def create_root(run_dir: Path, record: RootRecord, *, tree: str | None = None) -
 
     With a tree this is also how a committing step is recorded, before `Slots.switch_tree`.
     """
-    directory = tree_directory(run_dir, tree)
-    make_directory(directory)
-    flush_directory(directory)
-    write_aside(directory / "zarr.json", encode_record(asdict(record)))
-    flush_directory(directory.parent)
+    path = RunPaths(run_dir).root_record(tree)
+    make_directory(path.parent)
+    flush_directory(path.parent)
+    write_aside(path, encode_record(asdict(record)))
+    flush_directory(path.parent.parent)
     flush_directory(run_dir)
 
 
@@ -99,7 +85,7 @@ def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
     Raises DamagedStoreError when it does not verify or says what no root can say, ConfigError when
     its format is another one.
     """
-    path = tree_directory(run_dir, tree) / "zarr.json"
+    path = RunPaths(run_dir).root_record(tree)
     if not path.exists():
         return None
     attributes = read_record(path)
@@ -121,16 +107,17 @@ def lost_root(run_dir: Path) -> DamagedStoreError | None:
 
     A store without a root is one whose creation goes on, and writes the initial weights again.
     """
-    directories = (segments_directory(run_dir), *run_dir.glob("trees/*/segments"))
+    paths = RunPaths(run_dir)
+    directories = (paths.segments(tree) for tree in (None, *TREES))
     for link in (link for directory in directories for link in directory.glob("*")):
         try:
-            version = read_record(link / "zarr.json")["version"] if link.is_symlink() else 0
+            version = read_record(link / ZARR_JSON)["version"] if link.is_symlink() else 0
         except DamagedStoreError:
             continue  # not written to its end
         if version > 0:
             return DamagedStoreError(
                 f"the root's record is missing, but a segment is at step {version}",
-                path=tree_directory(run_dir) / "zarr.json",
+                path=paths.root_record(),
             )
     return None
 
@@ -143,7 +130,7 @@ def write_buffers(
     They lie in `RUN/static`, which every tree links to. Raises RunError.
     """
     register()
-    directory = run_dir / "static" / name
+    directory = RunPaths(run_dir).static_group(name)
     make_directory(directory.parent)
     try:
         group = zarr.open_group(directory, mode="w", zarr_format=3)
@@ -161,7 +148,7 @@ def write_buffers(
             for file in sorted(directory.rglob("*"))
             if file.is_file() and file.parent != directory
         }
-        (directory / "zarr.json").write_bytes(encode_record({"checksums": sums}))
+        (directory / ZARR_JSON).write_bytes(encode_record({"checksums": sums}))
     except OSError as error:
         needed_bytes = sum(value.nbytes for value in buffers.values())
         raise run_error(error, directory, "write", needed_bytes) from error
@@ -175,7 +162,7 @@ def read_buffers(run_dir: Path, *, name: str = "buffers") -> dict[str, NDArray[A
     Raises DamagedStoreError.
     """
     register()
-    directory = run_dir / "static" / name
+    directory = RunPaths(run_dir).static_group(name)
     if not directory.exists():
         return {}
     for damage in damaged_buffers(run_dir, name=name):
@@ -190,9 +177,9 @@ def read_buffers(run_dir: Path, *, name: str = "buffers") -> dict[str, NDArray[A
 
 def damaged_buffers(run_dir: Path, *, name: str = "buffers") -> Iterator[DamagedStoreError]:
     """Yield what is wrong with the files that `write_buffers` wrote, by their record."""
-    directory = run_dir / "static" / name
+    directory = RunPaths(run_dir).static_group(name)
     try:
-        record = read_record(directory / "zarr.json")
+        record = read_record(directory / ZARR_JSON)
         check_static(record, directory)
     except DamagedStoreError as error:
         yield error.within(Where(array=name))
@@ -231,11 +218,12 @@ def damaged_buffers(run_dir: Path, *, name: str = "buffers") -> Iterator[Damaged
 
 def link_static(run_dir: Path, name: str) -> None:
     """Let a group of `RUN/static` appear in the hierarchy of every tree."""
-    trees = [d for d in (run_dir / "trees").glob("*") if d.is_dir()] or [run_dir / "store"]
+    paths = RunPaths(run_dir)
+    trees = [tree for tree in map(paths.hierarchy, TREES) if tree.is_dir()] or [paths.store]
     for tree in trees:
         make_directory(tree)
-        up = "../" * len(tree.relative_to(run_dir).parts)
-        replace_link(tree / name, f"{up}static/{name}")
+        link = tree / name
+        replace_link(link, link_text(link, paths.static_group(name)))
 
 
 def refuse_tmpfs(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.schema import MOST_ELEMENTS, check_array_keys, plain_codecs
+from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json
 
 __all__ = ["check_static", "check_static_array"]
@@ -29,7 +30,7 @@ def check_static(record: Mapping[str, Any], directory: Path) -> None:
         or not all(type(value) is int for value in sums.values())
     ):
         raise DamagedStoreError(
-            "a record does not have the checksums of files", path=directory / "zarr.json"
+            "a record does not have the checksums of files", path=directory / ZARR_JSON
         )
 
 
@@ -38,7 +39,7 @@ def check_static_array(folder: Path) -> None:
 
     Raises DamagedStoreError.
     """
-    path = folder / "zarr.json"
+    path = folder / ZARR_JSON
     try:
         metadata = read_json(path, _MOST_METADATA_BYTES)
     except (OSError, ValueError) as error:

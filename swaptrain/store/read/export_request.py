@@ -25,10 +25,10 @@ from swaptrain.store.access.lock import (
     try_lock,
 )
 from swaptrain.store.disk.durable_files import run_error
+from swaptrain.store.paths import RunPaths
 
 __all__ = ["ExportDoor", "ExportRequest"]
 
-_NAME = "export.request"
 _POLL_S = 0.05
 _READY = re.compile(rb"^ready ", re.MULTILINE)
 
@@ -42,7 +42,7 @@ class ExportRequest:
 
     def __init__(self, run_dir: Path, note: Callable[[str], None]) -> None:
         self._run_dir, self._note = run_dir, note
-        self._path = run_dir.absolute() / _NAME
+        self._path = RunPaths(run_dir.absolute()).export_request
         self._descriptor = -1
         self._said = False
         if os.access(run_dir, os.W_OK):
@@ -109,7 +109,7 @@ class ExportDoor:
 
     def __init__(self, run_dir: Path, note: Callable[[str], None]) -> None:
         self._run_dir, self._note = run_dir, note
-        self._path = run_dir.absolute() / _NAME
+        self._path = RunPaths(run_dir.absolute()).export_request
 
     def is_wanted(self) -> bool:
         """Whether an exporter asks for the end of this step, or did before it died."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.format.root import RootRecord, live_link
+from swaptrain.store.format.root import RootRecord
+from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot import Slot, frozen_slot
 
 __all__ = ["Held", "check_held", "held_segment", "held_segments"]
@@ -61,11 +62,12 @@ def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
 
 def held_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> Held:
     """Return the places of a segment in a tree, or in the live one, unread."""
-    link = live_link(run_dir, segment, tree)
+    paths = RunPaths(run_dir)
+    link = paths.live_link(segment, tree)
     frozen = frozen_slot(run_dir, segment)
     return Held(
         segment,
-        Slot(run_dir / "slots" / link.readlink().name) if link.is_symlink() else None,
+        Slot(paths.slot(link.readlink().name)) if link.is_symlink() else None,
         frozen if frozen.path.is_dir() else None,
         link,
     )

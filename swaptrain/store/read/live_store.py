@@ -8,8 +8,8 @@ from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.root import RootRecord, read_root
+from swaptrain.store.paths import TREES, RunPaths
 from swaptrain.store.read.held_segments import Held, check_held, held_segment
-from swaptrain.store.slots.slots import TREES
 
 __all__ = ["LiveStore", "look"]
 
@@ -86,7 +86,7 @@ def _segment(run_dir: Path, tree: str | None, root: RootRecord, segment: int) ->
 
 
 def _live_tree(run_dir: Path) -> str | None:
-    store = run_dir / "store"
+    store = RunPaths(run_dir).store
     if not store.is_symlink():
         return None
     tree = Path(os.readlink(store)).name

@@ -19,6 +19,7 @@ from swaptrain.store.disk.durable_files import allocate, disk_errors, flush_file
 from swaptrain.store.format.bfloat16 import register
 from swaptrain.store.format.layout import ArrayLayout
 from swaptrain.store.format.schema import array_shape
+from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json
 
 __all__ = ["ArrayFiles", "Place"]
@@ -62,7 +63,7 @@ class ArrayFiles:
         Raises DamagedStoreError when it is missing or is not an array that swaptrain writes,
         RunError when the disk fails.
         """
-        file = path / "zarr.json"
+        file = path / ZARR_JSON
         try:
             metadata = read_json(file, _MOST_METADATA_BYTES)
         except OSError as error:
@@ -125,7 +126,7 @@ class ArrayFiles:
                 files[0].parent.mkdir(parents=True, exist_ok=True)
                 for file in files:
                     allocate(file, self.chunk_bytes)
-            file = self.path / "zarr.json"
+            file = self.path / ZARR_JSON
             if not file.exists() or file.read_bytes() != metadata:
                 # Not aside: a torn one is not what is expected, and is written again.
                 file.write_bytes(metadata)
@@ -205,7 +206,7 @@ class ArrayFiles:
             compressors=None,
             serializer=BytesCodec(endian="little" if ITEMSIZE[self.dtype] > 1 else None),
         )
-        return files["zarr.json"].to_bytes()
+        return files[ZARR_JSON].to_bytes()
 
 
 def _checksum(path: Path) -> int:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.disk.durable_files import drop_cached, flush_file_systems
-
-_READ_THROUGH_CACHE = (
-    "metrics.jsonl",
-    "store/zarr.json",
-    "trees/*/zarr.json",
-    "slots/*/zarr.json",
-    "spill/kept/*/*.json",
-    "static/frozen/*/zarr.json",
-)
+from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths
 
 __all__ = ["Action", "Decision", "Found", "decide", "flush_everything", "last_commit"]
 
@@ -191,9 +183,19 @@ def flush_everything(run_dir: Path) -> None:
     the kernel has forgotten that these pages were never written: they would be read as if they
     were on the disk, no flush would write them, and a power loss would take them back later.
     """
-    slots = sorted((run_dir / "slots").glob("*"))
+    paths = RunPaths(run_dir)
+    slots = sorted(paths.slots.glob("*"))
     flush_file_systems(path for path in (run_dir, *slots) if path.exists())
-    for pattern in _READ_THROUGH_CACHE:
-        for file in run_dir.glob(pattern):
-            if file.is_file():
-                drop_cached(file)
+    for file in _read_through_cache(paths):
+        if file.is_file():
+            drop_cached(file)
+
+
+def _read_through_cache(paths: RunPaths) -> Iterator[Path]:
+    """Yield the metrics and all records."""
+    yield paths.metrics
+    for tree in (None, *TREES):
+        yield paths.root_record(tree)
+    for folder in (paths.slots, paths.frozen):
+        yield from folder.glob(f"*/{ZARR_JSON}")
+    yield from paths.spill_folder("kept").glob("*/*.json")

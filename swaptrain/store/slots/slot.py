@@ -21,11 +21,10 @@ from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.record import read_record, write_record
 from swaptrain.store.format.root import ensure_group, link_static
 from swaptrain.store.format.schema import check_state, check_table
+from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 
 __all__ = ["Slot", "create_frozen", "frozen_slot"]
-
-_RECORD = "zarr.json"
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,14 @@ class Slot:
     @property
     def record_path(self) -> Path:
         """The group's zarr.json, the only metadata that a commit changes."""
-        return self.path / _RECORD
+        return self.path / ZARR_JSON
 
     @cached_property
     def arrays(self) -> dict[str, ArrayFiles]:
         """The arrays by name, as found on disk; raises DamagedStoreError."""
         return {
             file.parent.name: ArrayFiles.open(file.parent)
-            for file in sorted(self.path.glob("*/zarr.json"))
+            for file in sorted(self.path.glob(f"*/{ZARR_JSON}"))
         }
 
     def array(self, name: str) -> ArrayFiles:
@@ -77,7 +76,7 @@ class Slot:
             slot = "a segment's slot" if link is None else f"the slot that {link} leads to"
             text = f"{slot} is one of segment {record['segment']}"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
-        held = {path.parent.name for path in self.path.glob("*/zarr.json")}
+        held = {path.parent.name for path in self.path.glob(f"*/{ZARR_JSON}")}
         if held and record["checksums"] and held.isdisjoint(record["checksums"]):
             text = "a record names none of the arrays beside it: it is another slot's"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
@@ -95,7 +94,7 @@ class Slot:
     def metadata(self) -> dict[str, int]:
         """By array: the xxh3-64 of its zarr.json, which stays as it is once the slot exists."""
         return {
-            name: xxhash.xxh3_64_intdigest((files.path / "zarr.json").read_bytes())
+            name: xxhash.xxh3_64_intdigest((files.path / ZARR_JSON).read_bytes())
             for name, files in self.arrays.items()
         }
 
@@ -129,7 +128,7 @@ class Slot:
         """Yield what is wrong with the metadata of the arrays that the record names."""
         for name, checksums in record["checksums"].items():
             of = Where(record["segment"], name)
-            path = self.path / name / "zarr.json"
+            path = self.path / name / ZARR_JSON
             expected = record.get("metadata", {}).get(name)
             try:
                 files = ArrayFiles.open(path.parent)
@@ -163,7 +162,7 @@ class Slot:
 
 def frozen_slot(run_dir: Path, segment: int) -> Slot:
     """Return where a segment's frozen parameters are kept, if it has any."""
-    return Slot(run_dir / "static" / "frozen" / f"{segment:03d}")
+    return Slot(RunPaths(run_dir).frozen_slot(segment))
 
 
 def create_frozen(run_dir: Path, segment: int, layout: SegmentLayout, *, record_bytes: int) -> Slot:
@@ -171,8 +170,8 @@ def create_frozen(run_dir: Path, segment: int, layout: SegmentLayout, *, record_
 
     It appears in the hierarchy as `frozen/NNN`.
     """
-    ensure_group(run_dir / "static" / "frozen")
+    ensure_group(RunPaths(run_dir).frozen)
     slot = frozen_slot(run_dir, segment)
     slot.create(layout, record_bytes)
-    link_static(run_dir, "frozen")
+    link_static(run_dir, RunPaths(run_dir).frozen.name)
     return slot

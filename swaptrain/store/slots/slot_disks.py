@@ -19,6 +19,7 @@ from swaptrain.store.disk.durable_files import (
     replace_link,
     write_aside,
 )
+from swaptrain.store.paths import RunPaths
 
 __all__ = ["SlotDisks", "delete_slots", "run_token"]
 
@@ -31,18 +32,19 @@ class SlotDisks:
 
     def __init__(self, run_dir: Path, paths: Sequence[Path]) -> None:
         self.run_dir = run_dir
+        self._slots = RunPaths(run_dir).slots
         self.paths = tuple(path.absolute() for path in paths)
 
     def flush(self) -> None:
         """Make all that was written to the slots durable."""
         token = run_token(self.run_dir)
-        for folder in (self.run_dir / "slots", *(disk / POOL / token for disk in self.paths)):
+        for folder in (self._slots, *(disk / POOL / token for disk in self.paths)):
             if folder.exists():
                 flush_file_system(folder)
 
     def mend_links(self) -> None:
         """Point links to what was moved; to be done before any slot is read or deleted."""
-        for link in sorted((self.run_dir / "slots").glob("*")):
+        for link in sorted((self._slots).glob("*")):
             if link.is_symlink():
                 self._check_link(link)
 
@@ -117,14 +119,14 @@ class SlotDisks:
         write_aside(owner, own)
 
     def _run_id(self) -> bytes:
-        path = self.run_dir / "id"
+        path = RunPaths(self.run_dir).run_id
         if not path.exists():
             write_aside(path, f"{secrets.token_hex(16)}\n".encode())
         with disk_errors(path, "read"):
             return path.read_bytes()
 
     def _links_to(self, target: Path) -> bool:
-        return (self.run_dir / "slots" / target.name).resolve() == target.resolve()
+        return (self._slots / target.name).resolve() == target.resolve()
 
 
 def run_token(run_dir: Path) -> str:

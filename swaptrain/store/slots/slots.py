@@ -17,15 +17,13 @@ from swaptrain.store.disk.durable_files import (
     run_error,
 )
 from swaptrain.store.format.layout import SegmentLayout
-from swaptrain.store.format.root import ensure_group, live_link, segments_directory
+from swaptrain.store.format.root import ensure_group
+from swaptrain.store.paths import NEXT, TREES, RunPaths, link_text
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slot_disks import SlotDisks, delete_slots
 from swaptrain.store.slots.snapshot_links import held_slots, snapshot_paths
 
-__all__ = ["TREES", "Slots"]
-
-TREES = ("a", "b")
-"""The two trees of a store with commit_every > 1: one is live, the other one is being written."""
+__all__ = ["Slots"]
 
 
 class Slots:
@@ -43,6 +41,7 @@ class Slots:
         self, run_dir: Path, paths: Sequence[Path] | None = None, *, trees: bool = False
     ) -> None:
         self.run_dir = run_dir.absolute()
+        self._paths = RunPaths(self.run_dir)
         self._disks = SlotDisks(self.run_dir, paths or ())
         self._trees = trees
         self._slots: dict[str, list[Slot]] = {}
@@ -53,8 +52,8 @@ class Slots:
         """Names of slots, by the snapshot that holds them."""
         self._changed = threading.Condition(threading.RLock())
         for tree in TREES if trees else (None,):
-            ensure_group(segments_directory(self.run_dir, tree))
-        make_directory(self.run_dir / "slots")
+            ensure_group(self._paths.segments(tree))
+        make_directory(self._paths.slots)
 
     def create(self, layout: SegmentLayout, count: int, *, record_bytes: int) -> list[Slot]:
         """Make sure that there are `count` slots of the layout's shape class; return them.
@@ -64,7 +63,7 @@ class Slots:
         `count`; a slot in use stays as it is. Raises RunError (disk full).
         """
         shape_class = layout.shape_class
-        folder = self.run_dir / "slots"
+        folder = self._paths.slots
         self._disks.mend_links()
         present = {path.name for path in folder.glob(f"{shape_class}-*")}
         used_ids = self._used_ids()
@@ -178,7 +177,7 @@ class Slots:
 
     def tree(self) -> str | None:
         """Return the name of the live tree; None before the first switch or without trees."""
-        store = self.run_dir / "store"
+        store = self._paths.store
         return Path(os.readlink(store)).name if store.is_symlink() else None
 
     def other_tree(self) -> str:
@@ -189,7 +188,8 @@ class Slots:
         """Make the other tree the live one, durably (the first time: tree a). Raises RunError."""
         if not self._trees:
             raise ValueError("a store that commits every step has one tree")
-        replace_link(self.run_dir / "store", f"trees/{self.other_tree()}")
+        store = self._paths.store
+        replace_link(store, link_text(store, self._paths.hierarchy(self.other_tree())))
 
     def delete_free(self) -> None:
         """Delete every slot that is not in use: a finished run needs no spares."""
@@ -198,21 +198,19 @@ class Slots:
                 free = set(self.free(shape_class))
                 delete_slots(self.run_dir, [slot.path for slot in free])
                 self._slots[shape_class] = [slot for slot in slots if slot not in free]
-        flush_directory(self.run_dir / "slots")
+        flush_directory(self._paths.slots)
 
     def _known(self, name: str) -> Slot:
         with self._changed:
             known = self._slots.get(name.rpartition("-")[0], [])
-            return next(
-                (slot for slot in known if slot.id == name), Slot(self.run_dir / "slots" / name)
-            )
+            fresh = Slot(self._paths.slot(name))
+            return next((slot for slot in known if slot.id == name), fresh)
 
     def _point(self, link: Path, slot: Slot) -> None:
-        up = len(link.parent.relative_to(self.run_dir).parts)
-        replace_link(link, "../" * up + f"slots/{slot.id}")
+        replace_link(link, link_text(link, self._paths.slot(slot.id)))
 
     def _link(self, segment: int, tree: str | None) -> Path:
-        return live_link(self.run_dir, segment, tree)
+        return self._paths.live_link(segment, tree)
 
     def _used_ids(self) -> set[str]:
         """Return the names of the slots that are live, held or taken."""
@@ -223,10 +221,10 @@ class Slots:
         every: tuple[str | None, ...] = TREES if self._trees else (None,)
         ids: set[str] = set()
         for tree in trees or every:
-            with os.scandir(segments_directory(self.run_dir, tree)) as entries:
+            with os.scandir(self._paths.segments(tree)) as entries:
                 ids.update(
                     os.readlink(entry.path).rpartition("/")[2]
                     for entry in entries
-                    if entry.is_symlink() and not entry.name.endswith(".next")
+                    if entry.is_symlink() and not entry.name.endswith(NEXT)
                 )
         return ids

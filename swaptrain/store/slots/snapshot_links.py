@@ -7,27 +7,18 @@ import re
 from pathlib import Path
 
 from swaptrain.errors import DamagedStoreError
+from swaptrain.store.paths import RunPaths
 
-__all__ = ["held_slots", "snapshot_name", "snapshot_paths", "snapshots_directory"]
+__all__ = ["held_slots", "snapshot_paths"]
 
 _NAME = re.compile(r"\d{8,}")
 _SEGMENT = re.compile(r"\d{3,}")
 _SLOT = re.compile(r"[0-9a-f]+-\d+")
 
 
-def snapshots_directory(run_dir: Path) -> Path:
-    """Return the directory of a run's snapshots; it is there once the first one was made."""
-    return run_dir / "snapshots"
-
-
-def snapshot_name(step: int) -> str:
-    """Return the name of the snapshot of a step; names are in the order of the steps."""
-    return f"{step:08d}"
-
-
 def snapshot_paths(run_dir: Path) -> list[Path]:
     """Return the directories of the snapshots that are whole, in the order of their steps."""
-    found = [p for p in snapshots_directory(run_dir).glob("*") if _NAME.fullmatch(p.name)]
+    found = [p for p in RunPaths(run_dir).snapshots.glob("*") if _NAME.fullmatch(p.name)]
     return sorted((p for p in found if p.is_dir()), key=lambda path: int(path.name))
 
 

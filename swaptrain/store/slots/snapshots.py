@@ -24,23 +24,12 @@ from swaptrain.store.disk.durable_files import (
 from swaptrain.store.format.record import encode_record, read_record
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.schema import check_snapshot
+from swaptrain.store.paths import ASIDE, ZARR_JSON, RunPaths, link_text
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
-from swaptrain.store.slots.snapshot_links import (
-    held_slots,
-    snapshot_name,
-    snapshot_paths,
-    snapshots_directory,
-)
+from swaptrain.store.slots.snapshot_links import held_slots, snapshot_paths
 
-__all__ = ["GOING_BACK", "Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots"]
-__all__ += ["list_snapshots"]
-
-GOING_BACK = "going-back.json"
-"""In the run directory while a run goes back to a snapshot: the record of its step."""
-
-_RECORD = "zarr.json"
-_ASIDE = ".tmp"
+__all__ = ["Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots", "list_snapshots"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +46,8 @@ class Snapshot:
     @cached_property
     def slots(self) -> dict[int, Slot]:
         """The slots by segment; raises DamagedStoreError for a link that points to none."""
-        folder = self.path.parents[1] / "slots"
-        return {k: Slot(folder / name) for k, name in held_slots(self.path).items()}
+        paths = RunPaths(self.path.parents[1])
+        return {k: Slot(paths.slot(name)) for k, name in held_slots(self.path).items()}
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -66,7 +55,7 @@ class Snapshot:
 
         Raises DamagedStoreError when it does not verify or the links say something else.
         """
-        path = self.path / _RECORD
+        path = self.path / ZARR_JSON
         record = read_record(path)
         check_snapshot(record, path)
         links = {f"{k:03d}": slot.id for k, slot in self.slots.items()}
@@ -101,7 +90,7 @@ class Snapshots:
 
     def due(self, step: int) -> bool:
         """Whether a snapshot of `step` is wanted that is not there."""
-        path = snapshots_directory(self._slots.run_dir) / snapshot_name(step)
+        path = RunPaths(self._slots.run_dir).snapshot(step)
         return step > 0 and step % self._every == 0 and not path.exists()
 
     def make(self, step: int) -> None:
@@ -120,10 +109,10 @@ class Snapshots:
                     segment=k,
                     path=slot.record_path,
                 )
-        directory = snapshots_directory(run_dir)
-        make_directory(directory)
-        path = directory / snapshot_name(step)
-        aside = path.with_name(path.name + _ASIDE)
+        paths = RunPaths(run_dir)
+        make_directory(paths.snapshots)
+        path = paths.snapshot(step)
+        aside = path.with_name(path.name + ASIDE)
         record = {
             "step": step,
             "fingerprint": self._root.fingerprint,
@@ -134,20 +123,21 @@ class Snapshots:
             _remove(aside)
             aside.mkdir()
             for k, slot in held.items():
-                (aside / f"{k:03d}").symlink_to(f"../../slots/{slot.id}")
-            write_aside(aside / _RECORD, encode_record(record))  # flushes the links as well
+                link = aside / f"{k:03d}"
+                link.symlink_to(link_text(link, paths.slot(slot.id)))
+            write_aside(aside / ZARR_JSON, encode_record(record))  # flushes the links as well
             aside.replace(path)
         except OSError as error:
             raise run_error(error, path, "make the snapshot") from error
         self._slots.hold(path.name, [slot.id for slot in held.values()])
-        flush_directory(directory)
+        flush_directory(paths.snapshots)
         drop_snapshots(self._slots, list_snapshots(run_dir)[: -self._last])
 
 
 def drop_snapshots(slots: Slots, snapshots: Sequence[Snapshot]) -> None:
     """Give up snapshots; only when that is durable are their slots free. Raises RunError."""
     for snapshot in snapshots:
-        aside = snapshot.path.with_name(snapshot.path.name + _ASIDE)
+        aside = snapshot.path.with_name(snapshot.path.name + ASIDE)
         try:
             _remove(aside)
             snapshot.path.replace(aside)
@@ -160,7 +150,7 @@ def drop_snapshots(slots: Slots, snapshots: Sequence[Snapshot]) -> None:
 
 def clear_unfinished(run_dir: Path) -> None:
     """Remove what a kill left of a snapshot that was being made or dropped."""
-    for path in snapshots_directory(run_dir).glob(f"*{_ASIDE}"):
+    for path in RunPaths(run_dir).snapshots.glob(f"*{ASIDE}"):
         _remove(path)
 
 

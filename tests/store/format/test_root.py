@@ -22,9 +22,9 @@ from swaptrain.store.format.root import (
     read_buffers,
     read_root,
     refuse_tmpfs,
-    segments_directory,
     write_buffers,
 )
+from swaptrain.store.paths import RunPaths
 from tests.store.helpers import small_root
 
 
@@ -52,7 +52,7 @@ def test_a_bad_root_is_refused(tmp_path: Path) -> None:
 
 def test_buffers_keep_dtype_shape_and_bits(tmp_path: Path) -> None:
     """Unmutated buffers, of no dimensions and of bf16 too, appear in the hierarchy."""
-    ensure_group(segments_directory(tmp_path))
+    ensure_group(RunPaths(tmp_path).segments())
     buffers = {
         "rope.inv_freq": np.random.default_rng(0).random((3, 4), dtype=np.float32).T,
         "count": np.array(7, dtype=np.int64),

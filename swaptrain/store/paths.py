@@ -1,0 +1,282 @@
+"""Every name in a run directory, once.
+
+    RUN/
+      config.yaml             config of the run, resolved
+      metrics.jsonl           one line a step
+      trace.json              times of the instructions of a few steps, with run.trace
+      lock                    pid, host and boot id of the process that trains
+      id                      tells this run's slots on other disks from those of other runs
+      export.request          held by an exporter that waits for the end of a step
+      last-machine.json       machine of the last start, if it is not that of the creation
+      initial-weights.json    checkpoint that the run began from, if it did
+      going-back.json         step to go back to, during --from-step
+      starting-over           mark of a directory that is being emptied, during --fresh
+      speed.tmp, speed.record written during a measurement of the disk
+      data/train.json         files of the training data; data/eval.json those of the held-out data
+      data/DIGEST/            tokens of a text, without data.cache
+      store/                  zarr hierarchy of the live state, or a link to one of the trees
+        zarr.json             record of the root
+        segments/NNN          live name of a segment: a link to its slot
+        frozen, buffers       links to the groups of static/
+      trees/a, trees/b        two hierarchies like store/, with commit_every > 1
+      slots/ID/               one copy of one segment's state, or a link to it on another disk
+        zarr.json             record of the slot
+        ARRAY/zarr.json       metadata of an array, beside its chunks ARRAY/c/N
+      static/frozen/NNN/      frozen parameters of a segment, like a slot
+      static/buffers/         buffers that no step changes
+      spill/                  objects of the step in progress; deleted at the end of the run
+        values/NAME, evaluated/NAME, gradients/NAME, saved/NNN, accumulators/NNN, buffers/NNN
+        kept/NNN              record.json of a finished gradient, and the buffers of its step
+        journal               which rows of values/ and buffers/ can be believed
+      snapshots/STEP/         earlier step: zarr.json, its record, and links NNN to slots
+
+NAME.tmp and NAME.next are files and links before their rename to NAME.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["ASIDE", "LINKS", "NEXT", "POOL_LINK", "SPEED_PROBE", "SPEED_RECORD", "TREES"]
+__all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "snapshot_name"]
+
+ZARR_JSON = "zarr.json"
+"""Metadata of a zarr group or array; of the root, a slot and a snapshot it is the record."""
+
+TREES = ("a", "b")
+"""The two trees of a store with commit_every > 1: one is live, the other one is being written."""
+
+ASIDE = ".tmp"
+"""End of the name of a file, or of a snapshot, before its rename."""
+
+NEXT = ".next"
+"""End of the name of a link before its rename."""
+
+SPEED_PROBE = "speed.tmp"
+"""Read and written to measure a disk: in the run directory, or in one of `store.paths`."""
+
+SPEED_RECORD = "speed.record"
+"""Written to measure the cost of a commit, beside `SPEED_PROBE`."""
+
+SpillFolder = Literal[
+    "values", "evaluated", "saved", "gradients", "accumulators", "buffers", "kept"
+]
+"""Folders of arrays in `RUN/spill`."""
+
+_SLOT = r"[0-9a-f]{8}-[0-9]{3,9}"
+"""Name of a slot: the digest of its shape class, and a number."""
+
+LINKS = (
+    (r"store(\.next)?", r"trees/[ab]"),
+    (r"store/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./slots/{_SLOT}"),
+    (r"store/(frozen|buffers)(\.next)?", r"\.\./static/(frozen|buffers)"),
+    (r"trees/[ab]/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./\.\./slots/{_SLOT}"),
+    (r"snapshots/[0-9]{8,}(\.tmp)?/[0-9]{3,9}", rf"\.\./\.\./slots/{_SLOT}"),
+    (r"trees/[ab]/(frozen|buffers)(\.next)?", r"\.\./\.\./static/(frozen|buffers)"),
+)
+"""Patterns of the links inside a run directory, and of their targets."""
+
+POOL_LINK = rf"slots/{_SLOT}(\.next)?"
+"""Pattern of the only link that leads out of it: to a slot on another disk."""
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The paths of one run directory; none of them has to exist."""
+
+    run_dir: Path
+
+    @property
+    def config(self) -> Path:
+        """Config of the run, resolved."""
+        return self.run_dir / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One line a step."""
+        return self.run_dir / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """Times of instructions, with run.trace."""
+        return self.run_dir / "trace.json"
+
+    @property
+    def lock(self) -> Path:
+        """Lock of the process that trains."""
+        return self.run_dir / "lock"
+
+    @property
+    def run_id(self) -> Path:
+        """Random text that stays with the run where it is moved."""
+        return self.run_dir / "id"
+
+    @property
+    def export_request(self) -> Path:
+        """Lock of a process that exports."""
+        return self.run_dir / "export.request"
+
+    @property
+    def last_machine(self) -> Path:
+        """Machine of the last start, if it is not that of the creation."""
+        return self.run_dir / "last-machine.json"
+
+    @property
+    def initial_weights(self) -> Path:
+        """Files of the checkpoint that the run began from."""
+        return self.run_dir / "initial-weights.json"
+
+    @property
+    def going_back(self) -> Path:
+        """Record of the step to go back to, during --from-step: the next start completes it."""
+        return self.run_dir / "going-back.json"
+
+    @property
+    def starting_over(self) -> Path:
+        """Mark of a directory that is being emptied: the next start completes it."""
+        return self.run_dir / "starting-over"
+
+    @property
+    def data(self) -> Path:
+        """Tokens of the run's text."""
+        return self.run_dir / "data"
+
+    @property
+    def train_data(self) -> Path:
+        """Record of the training data."""
+        return self.data / "train.json"
+
+    @property
+    def eval_data(self) -> Path:
+        """Record of the held-out data."""
+        return self.data / "eval.json"
+
+    @property
+    def store(self) -> Path:
+        """Zarr hierarchy of the live state; with commit_every > 1 a link to a tree."""
+        return self.run_dir / "store"
+
+    @property
+    def trees(self) -> Path:
+        """Directory of the two trees of a store with commit_every > 1."""
+        return self.run_dir / "trees"
+
+    def hierarchy(self, tree: str | None = None) -> Path:
+        """Return one of the two trees, or the live hierarchy."""
+        return self.store if tree is None else self.trees / tree
+
+    def root_record(self, tree: str | None = None) -> Path:
+        """Return the record of the root: written last at creation, read first afterwards."""
+        return self.hierarchy(tree) / ZARR_JSON
+
+    def segments(self, tree: str | None = None) -> Path:
+        """Return the directory of the live names."""
+        return self.hierarchy(tree) / "segments"
+
+    def live_link(self, segment: int, tree: str | None = None) -> Path:
+        """Return a segment's live name, a link to its slot."""
+        return self.segments(tree) / _number(segment)
+
+    @property
+    def slots(self) -> Path:
+        """Directory of all slots: live, held by snapshots, and spare."""
+        return self.run_dir / "slots"
+
+    def slot(self, name: str) -> Path:
+        """Return a slot."""
+        return self.slots / name
+
+    @property
+    def static(self) -> Path:
+        """State that no step changes; every hierarchy has links to its groups."""
+        return self.run_dir / "static"
+
+    def static_group(self, name: str) -> Path:
+        """Return a group of `static`."""
+        return self.static / name
+
+    @property
+    def frozen(self) -> Path:
+        """Group of the frozen parameters."""
+        return self.static / "frozen"
+
+    def frozen_slot(self, segment: int) -> Path:
+        """Return the frozen parameters of a segment."""
+        return self.frozen / _number(segment)
+
+    @property
+    def buffers(self) -> Path:
+        """Group of the buffers that no step changes."""
+        return self.static / "buffers"
+
+    @property
+    def spill(self) -> Path:
+        """Objects of the step in progress; not there once the run is finished."""
+        return self.run_dir / "spill"
+
+    @property
+    def journal(self) -> Path:
+        """Journal of the spilled values and buffers."""
+        return self.spill / "journal"
+
+    def spill_folder(self, folder: SpillFolder) -> Path:
+        """Return a folder of `spill`."""
+        return self.spill / folder
+
+    def spilled(self, folder: SpillFolder, name: str | int) -> Path:
+        """Return the array of that name, or the arrays of that segment."""
+        return self.spill / folder / (_number(name) if isinstance(name, int) else name)
+
+    def gradient_record(self, segment: int) -> Path:
+        """Return the record of a segment's finished gradient."""
+        return self.spilled("kept", segment) / "record.json"
+
+    @property
+    def snapshots(self) -> Path:
+        """Directory of the snapshots; there once the first one was made."""
+        return self.run_dir / "snapshots"
+
+    def snapshot(self, step: int) -> Path:
+        """Return the snapshot of a step."""
+        return self.snapshots / snapshot_name(step)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Directories that go when the run is started over: all but that of the data."""
+        return self.spill, self.slots, self.snapshots, self.static, self.trees, self.store
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that go when the run is started over."""
+        return (
+            *(self.metrics, self.trace, self.config),
+            *(self.last_machine, self.going_back, self.initial_weights),
+        )
+
+    @property
+    def others(self) -> tuple[Path, ...]:
+        """Files that stay when the run is started over, and names before a rename."""
+        marks = self.run_id, self.starting_over
+        return (
+            self.store.with_name(self.store.name + NEXT),
+            *(path.with_name(path.name + ASIDE) for path in (*self.files, *marks)),
+            *(self.lock, self.run_id, self.export_request),
+            *(self.run_dir / SPEED_PROBE, self.run_dir / SPEED_RECORD),
+        )
+
+
+def link_text(link: Path, target: Path) -> str:
+    """Return the relative text of a link to a path in the same run directory."""
+    return os.path.relpath(target, link.parent)
+
+
+def snapshot_name(step: int) -> str:
+    """Return the name of the snapshot of a step; names are in the order of the steps."""
+    return f"{step:08d}"
+
+
+def _number(segment: int) -> str:
+    return f"{segment:03d}"
