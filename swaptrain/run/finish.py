@@ -12,6 +12,7 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import held_segments
+from swaptrain.store.read.run_position import read_position
 from swaptrain.store.slots.slot_bytes import copy_slot
 from swaptrain.store.slots.slots import Slots
 
@@ -21,14 +22,17 @@ __all__ = ["finished_step", "finished_text", "separate_all"]
 def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
     """Return the step of a run that has done `train.steps`; None where anything is left to do.
 
-    Raises DamagedStoreError when a record does not verify.
+    Raises DamagedStoreError when a record does not verify, or the run cannot go on.
     """
-    if RunPaths(run_dir).spill.exists():
+    paths = RunPaths(run_dir)
+    if paths.spill.exists():
         return None  # a run that is not at its end, or has not yet deleted what only training needs
     held = held_segments(run_dir, root)
-    versions = {segment.version for segment in held if segment.version is not None}
-    step = max(versions, default=0)
-    return step if versions == {step} and step >= config.train.steps else None
+    live = {one.segment: one.record for one in held if one.record is not None}
+    position = read_position(paths, root, live)
+    position.decided()
+    is_at_end = position.is_whole and not position.pending and position.done >= config.train.steps
+    return position.done if is_at_end else None
 
 
 def separate_all(

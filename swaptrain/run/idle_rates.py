@@ -9,7 +9,8 @@ from swaptrain.compute.learning_rate import learning_rate
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.read.held_segments import held_segments
+from swaptrain.store.paths import RunPaths
+from swaptrain.store.read.steady_position import steady_position
 
 __all__ = ["check_rates", "first_idle_step", "go_on_keys", "steps_done"]
 
@@ -52,14 +53,17 @@ def check_rates(config: Config, done: int) -> str | None:
 
 
 def steps_done(run_dir: Path, root: RootRecord | None) -> int:
-    """Return the last step that every segment of a run has completed; 0 where there is no run.
+    """Return the last step that a run has completed; 0 where there is no run.
 
-    Raises DamagedStoreError when a record does not verify.
+    Beside a process that trains it may be the one before. Raises DamagedStoreError when a record
+    does not verify, or the run cannot go on.
     """
     if root is None:
         return 0
-    versions = [held.version for held in held_segments(run_dir, root) if held.version is not None]
-    return min(versions, default=0)
+    store, position = steady_position(RunPaths(run_dir))
+    if position is not None:
+        return position.done
+    return max(0, min(store.versions.values(), default=0) - 1) if store is not None else 0
 
 
 def go_on_keys(config: Config, steps: int) -> str:

@@ -304,9 +304,7 @@ class OpenRun:
             committer,
             fingerprint=plan.captured.model.fingerprint,
         )
-        position = find_position(
-            plan.layouts, self._slots, self._home, root, deferred=plan.builder.deferred
-        )
+        position = find_position(plan.layouts, self._slots, self._home, root)
         metrics = self._metrics = MetricsFile(self._paths.metrics)
         if config.store.keeps_values:
             self._values = KeptValues(self._home, tier, self._io)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.state_record import read_kept
 from swaptrain.store.paths import RunPaths
-from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
+from swaptrain.store.read.run_position import Handoff, read_position
+from swaptrain.store.slots.recovery_rules import Decision
 from swaptrain.store.slots.slot import Slot, frozen_slot
 from swaptrain.store.slots.slots import Slots
 
@@ -44,8 +44,6 @@ def find_position(
     slots: Slots,
     home: StoreHome,
     root: RootRecord,
-    *,
-    deferred: bool,
 ) -> Position:
     """Read every live record, decide by the protocol's tables, and point `home` to the versions.
 
@@ -54,71 +52,26 @@ def find_position(
     records = {k: _live_record(k, layouts, slots, home, root) for k in layouts.state}
     for k, layout in layouts.frozen.items():
         _checked_record(k, layout, layouts, frozen_slot(slots.run_dir, k), home, root)
-    torn: dict[int, DamagedStoreError] = {}
-    settled = None
-    if deferred and root.commit_every == 1:
-        settled = _kept_records(layouts, home, root, torn)
-    try:
-        decision, handoff = _decide(records, settled, layouts, home, root, torn)
-    except DamagedStoreError as error:
-        # What a file that does not verify keeps from being understood, is said by its name.
-        if torn:
-            raise next(iter(torn.values())) from error
-        raise
-    source: Mapping[int, Mapping[str, Any]] = settled or {}
-    if decision.action is Action.CONTINUE:
+    run = read_position(RunPaths(slots.run_dir), root, records)
+    handoff = _handoff(run.handoff, layouts, home)
+    damage = _damage(run.handoff, handoff, home)
+    if damage is not None:
+        run = run.without_handoff(damage)
+    decision = run.decided()
+    for k in run.gradients_used:
+        _adopt(k, run.gradients[k], home)
+    if run.handoff is not None:
         for key, sums in handoff.items():
             home.wrote(key)
             files, row = home.place(key)
             home.unverified[files.place(row)] = sums
-        above = {k: record for k, record in source.items() if k > decision.segment}
-        for k, record in above.items():
-            _adopt(k, record, home)
-        ledger = _ledger(records if settled is None else above, decision.step)
+        finished = {k: run.gradients[k] for k in run.gradients_used}
+        ledger = _ledger(records if run.found.gradients is None else finished, decision.step)
         return Position(decision, ledger, Ledger(), handoff)
-    for k in decision.pending:
-        _adopt(k, source[k], home)
     # The gradients' records have a step before the segments' own; a finished run has only these.
-    of_step = source and all(r["version"] == decision.done for r in source.values())
-    ledger = _ledger(source if of_step else records, decision.done)
+    of_step = run.gradients and all(r["version"] == run.done for r in run.gradients.values())
+    ledger = _ledger(run.gradients if of_step else records, run.done)
     return Position(decision, ledger if decision.pending else Ledger(), ledger)
-
-
-def _decide(
-    records: Mapping[int, Mapping[str, Any]],
-    settled: Mapping[int, Mapping[str, Any]] | None,
-    layouts: Layouts,
-    home: StoreHome,
-    root: RootRecord,
-    torn: dict[int, DamagedStoreError],
-) -> tuple[Decision, dict[ObjectKey, list[int]]]:
-    """Decide by what was found, and return the hand-off of the step that was being committed.
-
-    `records` are those of the live slots, `settled` those of finished gradients, which are what is
-    committed in deferred mode. What is wrong with the hand-off goes into `torn`.
-    """
-    versions = {k: int(record["version"]) for k, record in records.items()}
-    commits, gradients = records, None
-    if settled is not None:
-        commits = settled
-        gradients = {k: int(record["version"]) for k, record in settled.items()}
-    last = last_commit(versions, gradients) if root.commit_every == 1 else None
-    indices = [segment.index for segment in layouts.model.segments]
-    found = Found(
-        versions=tuple(versions.get(k) for k in indices),
-        gradients=None if gradients is None else tuple(gradients.get(k) for k in indices),
-        handoffs=frozenset(() if last is None else {last}),
-        commit_every=root.commit_every,
-        root_step=root.step,
-    )
-    # As if the hand-off were whole: of versions that are a mixture none can be what is wrong.
-    decision = decide(found)
-    if last is None or decision.action is not Action.CONTINUE:
-        return decision, {}
-    handoff = _handoff(commits[last[0]], layouts, home)
-    damage = _damage(last[0], handoff, home)
-    torn.update(damage)
-    return (decide(replace(found, handoffs=frozenset())) if damage else decision), handoff
 
 
 def _live_record(
@@ -184,35 +137,17 @@ def _check_record(
             )
 
 
-def _kept_records(
-    layouts: Layouts, home: StoreHome, root: RootRecord, torn: dict[int, DamagedStoreError]
-) -> dict[int, Mapping[str, Any]]:
-    """Return the records of finished gradients that verify; a torn one is as if it were absent.
-
-    What is wrong with those goes into `torn`.
-    """
-    records: dict[int, Mapping[str, Any]] = {}
-    for k in layouts.state:
-        try:
-            record = read_kept(home.kept_record(k), k)
-        except DamagedStoreError as error:
-            torn[k] = error.within(Where(segment=k))
-            continue
-        if record["fingerprint"] != root.fingerprint:
-            continue
-        arrays = home.kept_arrays(k)
-        if {name: len(sums) for name, sums in record["checksums"].items()} != arrays:
-            raise DamagedStoreError(
-                "what is kept of a segment has other arrays than the segment",
-                segment=k,
-                path=home.kept_record(k),
-            )
-        records[k] = record
-    return records
-
-
 def _adopt(k: int, record: Mapping[str, Any], home: StoreHome) -> None:
-    """Let a segment's gradient, and its buffers, be those that were kept."""
+    """Let a segment's gradient, and its buffers, be those that were kept.
+
+    Raises DamagedStoreError where the record has other arrays than the segment.
+    """
+    if {name: len(sums) for name, sums in record["checksums"].items()} != home.kept_arrays(k):
+        raise DamagedStoreError(
+            "what is kept of a segment has other arrays than the segment",
+            segment=k,
+            path=home.kept_record(k),
+        )
     for name, sums in record["checksums"].items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
@@ -222,11 +157,10 @@ def _adopt(k: int, record: Mapping[str, Any], home: StoreHome) -> None:
 
 
 def _handoff(
-    record: Mapping[str, Any], layouts: Layouts, home: StoreHome
+    found: Handoff | None, layouts: Layouts, home: StoreHome
 ) -> dict[ObjectKey, list[int]]:
-    rows = record["handoff"].get("gradients", [])
-    handoff = {}
-    for row in rows:
+    handoff: dict[ObjectKey, list[int]] = {}
+    for row in found.rows if found is not None else ():
         key = ObjectKey(Kind.GRADIENT, row["name"], row["segment"], row["micro_batch"])
         if (
             key.name not in layouts.gradients
@@ -240,9 +174,9 @@ def _handoff(
 
 
 def _damage(
-    segment: int, handoff: Mapping[ObjectKey, list[int]], home: StoreHome
-) -> dict[int, DamagedStoreError]:
-    """Return what is wrong with the hand-off of a segment, if a gradient of it does not verify."""
+    found: Handoff | None, handoff: Mapping[ObjectKey, list[int]], home: StoreHome
+) -> DamagedStoreError | None:
+    """Return what is wrong with the hand-off, if a gradient of it does not verify."""
     for key, sums in handoff.items():
         files, row = home.saved_place(key)
         for chunk, (path, expected) in enumerate(zip(files.files(row), sums, strict=True)):
@@ -252,11 +186,11 @@ def _damage(
                 content = np.empty(0, np.uint8)
             if xxhash.xxh3_64_intdigest(content.data) != expected:
                 what = "a gradient of the hand-off, without which its step cannot go on, is damaged"
-                error = DamagedStoreError(
+                segment = found.segment if found is not None else None
+                return DamagedStoreError(
                     what, segment=segment, array=key.name, chunk=chunk, path=path
                 )
-                return {segment: error}
-    return {}
+    return None
 
 
 def _ledger(records: Mapping[int, Mapping[str, Any]], step: int) -> Ledger:

@@ -14,13 +14,13 @@ from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
-from swaptrain.store.format.root import RootRecord, read_buffers
-from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.format.root import read_buffers
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.read.held_segments import Held, check_held
 from swaptrain.store.read.live_store import LiveStore, look
 from swaptrain.store.read.reader import ChunkReader, read_tensor
+from swaptrain.store.read.run_position import Phase, RunPosition, read_position
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
@@ -158,10 +158,14 @@ def _view(run: Path, owner: LockOwner | None) -> _View | None:
     store = look(run)
     if store is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
-    refusal = _refusal(run, store.root, store.versions)
-    if refusal is None:
-        return _View(max(store.versions.values(), default=store.root.step), store)
+    position = read_position(RunPaths(run), store.root, store.records)
+    if position.damages and store.has_changed():
+        return None
+    position.decided()
+    if position.is_whole and not position.pending:
+        return _View(position.done, store)
     if owner is None:
+        refusal = _refusal(run, position)
         snapshots = list_snapshots(run)
         if snapshots:
             refusal += f"; or take a snapshot with --from-step {snapshots[-1].step}"
@@ -169,20 +173,24 @@ def _view(run: Path, owner: LockOwner | None) -> _View | None:
     return None
 
 
-def _refusal(run: Path, root: RootRecord, versions: Mapping[int, int]) -> str | None:
-    """Say why the weights are not those of one step, and what to do; None where they are."""
-    if len(set(versions.values())) > 1:
+def _refusal(run: Path, position: RunPosition) -> str:
+    """Say why the weights are not those of one step, and what to do."""
+    if position.going_back:
         return (
-            f"{run} was stopped inside step {max(versions.values())}: some of its segments are a "
-            "step behind the others; go on with training until the step is done, then export"
+            f"{run} is going back to the snapshot of step {position.done}: run the training "
+            "command to complete that, then export"
         )
-    if root.commit_every == 1 and all(_is_pending(run, k, v) for k, v in versions.items()):
+    if position.phase is Phase.UPDATE:
         return (
-            f"{run} was killed before the update of step {max(versions.values()) + 1}, whose "
-            "clipped gradients wait for it: run the training command again to go on, or stop it "
-            "with Ctrl-C, which updates first; then export"
+            f"{run} was killed before the update of step {position.step} in "
+            f"{len(position.pending)} of its segments, whose clipped gradients wait for it: run "
+            "the training command again to go on, or stop it with Ctrl-C, which updates first; "
+            "then export"
         )
-    return None
+    return (
+        f"{run} was stopped inside step {position.step}: some of its segments are a step behind "
+        "the others; go on with training until the step is done, then export"
+    )
 
 
 def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTensor]:
@@ -197,15 +205,6 @@ def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTens
                 yield _parameter(source, row, None, None)
     for name, value in read_buffers(run).items():
         yield StreamedTensor(name, value.dtype.name, value.shape, value.nbytes, [value])
-
-
-def _is_pending(run: Path, segment: int, version: int) -> bool:
-    """Whether the gradient of the step after `version` is done and waits for its update."""
-    try:
-        record = read_kept(RunPaths(run).gradient_record(segment), segment)
-    except DamagedStoreError:
-        return False  # there is none, or the writing of it was cut short
-    return int(record["version"]) == version + 1
 
 
 def _parameter(

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.errors import ConfigError
 from swaptrain.store.access.lock import lock_owner
 from swaptrain.store.format.origin import origin_text
-from swaptrain.store.format.record import read_record
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.schema import check_intent
-from swaptrain.store.format.state_record import read_kept
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import Held
-from swaptrain.store.read.live_store import LiveStore, look
+from swaptrain.store.read.live_store import LiveStore
+from swaptrain.store.read.run_position import Phase, RunPosition
+from swaptrain.store.read.steady_position import steady_position
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.strict_json import parse_json
 
 __all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
 
 _TAIL_BYTES = 2**16
-_TRIES = 10
-_PAUSE_S = 0.05
 _LARGEST_FIGURE = 1e30
 
 
@@ -88,18 +84,10 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
     if not paths.config.is_file():
         raise ConfigError(f"{path} is no run: it has no config.yaml; give the run.dir of a config")
     writer = lock_owner(path)
-    live = look(path)  # before the config: that of a store of another format has other keys
+    live, position = steady_position(paths)
+    # After the store: the config of one of another format has other keys.
     config = load_config(paths.config, ())
-    kept = _kept(path, config, live)
-    for _ in range(_TRIES):
-        if live is None or not live.has_changed():
-            done, state = _state(path, config, live, kept)
-            break
-        time.sleep(_PAUSE_S)
-        live = look(path)
-        kept = _kept(path, config, live)
-    else:
-        done, state = _in_motion(live)
+    done, state = _state(live, position, config.train.steps)
     rows = zip(live.segments, live.root.segments, strict=True) if live is not None else ()
     return RunReport(
         path=path,
@@ -131,70 +119,31 @@ def _snapshots(path: Path, live: LiveStore | None) -> list[SnapshotRow]:
     return rows[::-1]
 
 
-def _state(
-    path: Path, config: Config, live: LiveStore | None, kept: Mapping[int, int | None]
-) -> tuple[int, str]:
-    """Return the last step done, and in words where a store is that was seen as a whole."""
+def _state(live: LiveStore | None, position: RunPosition | None, steps: int) -> tuple[int, str]:
+    """Return the last step done, and in words where the run is."""
     if live is None:
         return 0, "the store was not finished: run the same command to go on"
-    going_back = RunPaths(path).going_back
-    if going_back.exists():
-        intent = read_record(going_back)
-        check_intent(intent, going_back)
-        text = "going back to a snapshot: run the training command to complete it"
-        return int(intent["step"]), text
-    versions = live.versions
-    if not versions:
-        raise DamagedStoreError("the store has no segment with state to update", path=path)
-    steps, newest, oldest = config.train.steps, max(versions.values()), min(versions.values())
-    committed = [k for k, version in versions.items() if version == newest]
-    behind = [k for k, version in versions.items() if version < newest]
-    if live.root.commit_every > 1:
-        done = live.root.step
-        return done, _between(done, [k for k, v in versions.items() if v < done], steps)
-    if newest - oldest > 1:
-        raise _mixture(versions)
-    if not kept:
-        if behind and committed != [k for k in versions if k >= committed[0]]:
-            raise _mixture(versions)
-        if behind:
-            return oldest, (
-                f"inside step {newest}: segments {committed[0]} to {committed[-1]} are committed"
-            )
-        return newest, _between(newest, [], steps)
-    if behind:
-        return newest, _between(newest, behind, steps)
-    gradients = [k for k, version in kept.items() if version == newest + 1]
-    if len(gradients) == len(versions):
-        return newest + 1, _between(newest + 1, gradients, steps)
-    if gradients:
-        return newest, (
-            f"inside step {newest + 1}: the gradients of segments {gradients[0]} to "
-            f"{gradients[-1]} are kept"
-        )
-    return newest, _between(newest, [], steps)
+    if position is None:
+        return _in_motion(live)
+    done = position.done
+    if position.going_back:
+        return done, "going back to a snapshot: run the training command to complete it"
+    if position.phase is Phase.BACKWARD:
+        return done, _inside(position)
+    return done, _between(done, position.pending, steps)
 
 
-def _in_motion(live: LiveStore | None) -> tuple[int, str]:
-    """Say what can be said of a store whose steps are shorter than a look at all its records."""
-    versions = live.versions.values() if live is not None else ()
-    oldest, newest = min(versions, default=0), max(versions, default=0)
-    return max(0, oldest - 1), f"inside one of the steps {oldest} to {newest + 1}, going on"
+def _inside(position: RunPosition) -> str:
+    if position.found.gradients is None:
+        committed = [k for k in position.live if k > position.decided().segment]
+        text = f"segments {committed[0]} to {committed[-1]} are committed"
+    else:
+        kept = position.gradients_used
+        text = f"the gradients of segments {kept[0]} to {kept[-1]} are kept"
+    return f"inside step {position.step}: {text}"
 
 
-def _kept(path: Path, config: Config, live: LiveStore | None) -> dict[int, int | None]:
-    """Return the steps of the gradients that wait for an update; none where none ever does."""
-    if live is None or live.root.commit_every > 1 or config.optimizer.clip_norm is None:
-        return {}
-    return {k: _kept_version(path, k) for k in live.versions}
-
-
-def _mixture(versions: Mapping[int, int]) -> DamagedStoreError:
-    listed = ", ".join(str(version) for version in versions.values())
-    return DamagedStoreError(f"segments are at a mixture of steps: {listed}")
-
-
-def _between(done: int, pending: list[int], steps: int) -> str:
+def _between(done: int, pending: Sequence[int], steps: int) -> str:
     if pending:
         return (
             f"step {done} is done, its update is pending in {len(pending)} segments "
@@ -205,13 +154,11 @@ def _between(done: int, pending: list[int], steps: int) -> str:
     return f"step {done} of {steps} is done" if done else "created, no step is done"
 
 
-def _kept_version(path: Path, segment: int) -> int | None:
-    """Return the step whose gradient is kept beside a segment; a torn record counts as none."""
-    try:
-        record = read_kept(RunPaths(path).gradient_record(segment), segment)
-    except DamagedStoreError:
-        return None
-    return int(record["version"])
+def _in_motion(live: LiveStore) -> tuple[int, str]:
+    """Say what can be said of a store whose steps are shorter than a look at all its records."""
+    versions = live.versions.values()
+    oldest, newest = min(versions, default=0), max(versions, default=0)
+    return max(0, oldest - 1), f"inside one of the steps {oldest} to {newest + 1}, going on"
 
 
 def _segment(held: Held, row: dict[str, Any]) -> SegmentRow:

@@ -204,7 +204,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         micro_batches=job.config.data.micro_batches,
         deferred=plan.builder.deferred,
     )
-    position = find_position(plan.layouts, slots, home, root, deferred=plan.builder.deferred)
+    position = find_position(plan.layouts, slots, home, root)
     found.decision = position.decision
     for k, slot in home.slots.items():
         record = slot.read_record(k)

@@ -10,12 +10,13 @@ from pathlib import Path
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.check.claims import Unit, frozen_unit, live_unit, slot_unit
 from swaptrain.store.check.findings import Finding, Verification
-from swaptrain.store.check.position import StorePosition, store_position
+from swaptrain.store.check.position import needed_units, position_text
 from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.origin import read_origin
 from swaptrain.store.format.root import RootRecord, damaged_buffers, lost_root, read_root
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths
+from swaptrain.store.read.run_position import RunPosition, read_position
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import Snapshot, list_snapshots
 
@@ -190,17 +191,18 @@ class Verifier:
             damage = DamagedStoreError("a directory of the store is missing", path=paths.buffers)
             self.result.findings.append(Finding(damage, "buffers"))
 
-    def _position(self) -> StorePosition | None:
+    def _position(self) -> RunPosition | None:
         """Return where the run is, from records that stayed the same over two looks at all."""
         root, before = self._root, None
         if root is None:
             return None
         for _ in range(_TRIES):
-            live = {k: live_unit(self._run_dir, k, None) for k in self._segments("state")}
-            if any(unit.record is None for unit in live.values()):
+            units = {k: live_unit(self._run_dir, k, None) for k in self._segments("state")}
+            live = {k: unit.record for k, unit in units.items() if unit.record is not None}
+            if len(live) < len(units):
                 return None
-            now = store_position(self._run_dir, root, live, self._needed)
-            if before is not None and before.stamp == now.stamp:
+            now = read_position(self._paths, root, live)
+            if before == now:
                 return now
             before = now
             if root.commit_every > 1:
@@ -212,17 +214,21 @@ class Verifier:
 
     def _needed(self, title: str, segment: int) -> Unit | None:
         position = self._position()
-        units = position.needed if position is not None else ()
+        units = self._needed_units(position) if position is not None else ()
         return next((u for u in units if (u.title, u.segment) == (title, segment)), None)
+
+    def _needed_units(self, position: RunPosition) -> list[Unit]:
+        return list(needed_units(self._paths, position, self._needed))
 
     def _check_position(self) -> None:
         position = self._position()
         if position is None:
             return
-        self.result.position = position.text()
+        self.result.position = position_text(position)
         self.result.findings += [Finding(damage) for damage in position.damages]
-        self._total = self.result.nbytes + sum(unit.nbytes for unit in position.needed)
-        self._check(position.needed)
+        needed = self._needed_units(position)
+        self._total = self.result.nbytes + sum(unit.nbytes for unit in needed)
+        self._check(needed)
 
     def _check_snapshots(self) -> None:
         """Read what snapshots hold beside the live slots."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.root import RootRecord, read_root
@@ -37,6 +39,11 @@ class LiveStore:
     def versions(self) -> dict[int, int]:
         """The steps after which segments are as they are; those that have state, in order."""
         return {one.segment: one.version for one in self.segments if one.version is not None}
+
+    @property
+    def records(self) -> dict[int, Mapping[str, Any]]:
+        """The records of the live slots by segment: of those that have state."""
+        return {one.segment: one.record for one in self.segments if one.record is not None}
 
     def has_changed(self) -> bool:
         """Whether any of it is not live any more: what was read of it may be torn."""
