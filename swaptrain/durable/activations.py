@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import xxhash
 
 from swaptrain.compute.operations import Slabs
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.store.disk.direct import DirectIO
@@ -28,19 +28,19 @@ class KeptValues:
     for (`settle`) and must not come behind what is spilled and flushed.
     """
 
-    def __init__(self, home: StoreHome, tier: Tier, io: DirectIO) -> None:
-        self._home, self._tier, self._io = home, tier, io
-        self._journal = home.files.journal
+    def __init__(self, backing: DiskBacking, tier: Tier, io: DirectIO) -> None:
+        self._backing, self._tier, self._io = backing, tier, io
+        self._journal = backing.files.journal
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swaptrain-values")
         self._under_way: list[Future[None]] = []
 
     def save(self, keys: Iterable[ObjectKey], slabs: Slabs, step: int) -> None:
         """Begin to write what a forward made."""
         for key in keys:
-            write, place = self._home.value_write(key, slabs[key])
+            write, place = self._backing.value_write(key, slabs[key])
             future = self._thread.submit(self._write, write, place, step)
-            self._home.writing(write, future)
-            self._home.wrote(key)
+            self._backing.writing(write, future)
+            self._backing.wrote(key)
             self._tier.saving([key], future)
             self._under_way.append(future)
 
@@ -64,7 +64,7 @@ class KeptValues:
         entries = self._journal.read(step)
         known: dict[ObjectKey, int] = {}
         for key in candidates:
-            place = self._home.journal_place(key)
+            place = self._backing.journal_place(key)
             if place in entries:
                 known[key] = entries[place]
         with ThreadPoolExecutor(_VERIFYING_THREADS) as threads:
@@ -83,7 +83,7 @@ class KeptValues:
                 useful = key in read and key not in made
             if useful:
                 self._tier.free(key)  # an evaluation may have read the buffers as they were
-                self._home.wrote(key)
+                self._backing.wrote(key)
 
     def close(self) -> None:
         """Finish what was begun and end the thread; errors stay in the futures."""
@@ -92,18 +92,18 @@ class KeptValues:
 
     def _write(self, write: Write, place: int, step: int) -> None:
         sums = write.array.write_now(self._io, write.buffer, row=write.row)
-        self._home.note_checksums(write.array.place(write.row), sums)
+        self._backing.note_checksums(write.array.place(write.row), sums)
         self._journal.write(place, step, _combined(sums))
 
     def _verifies(self, key: ObjectKey, expected: int) -> bool:
-        files, row = self._home.saved_place(key)
+        files, row = self._backing.saved_place(key)
         try:
             sums = files.checksums(row)
         except OSError:
             return False  # a file that cannot be read holds nothing that could be used
         if _combined(sums) != expected:
             return False
-        self._home.unverified[files.place(row)] = sums
+        self._backing.unverified[files.place(row)] = sums
         return True
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from swaptrain.compute.operations import Slabs
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.handoff import Handoff, handoff_row
 from swaptrain.durable.ledger import Ledger
 from swaptrain.memory.tier import Tier
@@ -32,16 +32,16 @@ class Commits:
     def __init__(
         self,
         layouts: Layouts,
-        home: StoreHome,
+        backing: DiskBacking,
         tier: Tier,
         committer: Committer,
         *,
         fingerprint: str,
     ) -> None:
-        self._layouts, self._home, self._tier = layouts, home, tier
+        self._layouts, self._backing, self._tier = layouts, backing, tier
         self._committer = committer
         self._fingerprint = fingerprint
-        self.handoff = Handoff(home, tier)
+        self.handoff = Handoff(backing, tier)
         self._slot: Slot
         """Which the parts of the update that is under way are written to."""
         self._begun: list[Started] = []
@@ -61,7 +61,7 @@ class Commits:
         slot = self._slot
         if instruction.goes_on:
             for key, started in self._begin(made, slabs, slot):
-                self._home.committing(key, slot, started.futures)
+                self._backing.committing(key, slot, started.futures)
             return
         handed_on = self.handoff.take(made)
         make = self._state_record(k, version, ledger)
@@ -73,7 +73,7 @@ class Commits:
             return make(checksums, handed_on.rows(checksums.handoff))
 
         future = self._committer.commit(k, slot, record, states, handed_on.writes)
-        self._home.committed(k, slot)
+        self._backing.committed(k, slot)
         self._tier.saving([*made.objects, *handed_on.in_memory], future)
 
     def _begin(self, made: Made, slabs: Slabs, slot: Slot) -> list[tuple[ObjectKey, Started]]:
@@ -86,16 +86,16 @@ class Commits:
         return parts
 
     def _writes(self, made: Made, slabs: Slabs, slot: Slot) -> list[Write]:
-        return [Write(self._home.in_slot(key, slot), slabs[key].memory) for key in made.objects]
+        return [Write(self._backing.in_slot(key, slot), slabs[key].memory) for key in made.objects]
 
     def write_segment(
         self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
         """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
         k = instruction.segment
-        slot = self._home.scratch[k]
+        slot = self._backing.scratch[k]
         for key in made.objects:
-            self._home.wrote(key)
+            self._backing.wrote(key)
         if instruction.goes_on:
             self._begin(made, slabs, slot)
             return
@@ -118,10 +118,10 @@ class Commits:
         With it go the buffers that its forward changes, and the hand-off.
         """
         k, keys = instruction.segment, made.objects
-        path = self._home.kept_record(k)
+        path = self._backing.kept_record(k)
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
         handed_on = self.handoff.take(made)
-        own = [self._home.keep_write(key, slabs[key]) for key in keys]
+        own = [self._backing.keep_write(key, slabs[key]) for key in keys]
         writes = [*own, *handed_on.writes]
 
         def record(checksums: Checksums) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Commits:
 
         future = self._committer.write(path, path.stat().st_size, record, writes)
         for key in keys:
-            self._home.kept(key)
+            self._backing.kept(key)
         self._tier.saving([*keys, *handed_on.in_memory], future)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
@@ -158,13 +158,13 @@ class Commits:
     def _note(
         self, states: Iterable[Started], checksums: Checksums, others: Iterable[Write] = ()
     ) -> None:
-        """Let the home know the checksums of what a commit wrote."""
+        """Let the backing know the checksums of what a commit wrote."""
         for state in states:
             files = state.array
             sums = checksums.arrays[files.name][files.first : files.first + files.chunks]
-            self._home.note_checksums(files.place(state.row), sums)
+            self._backing.note_checksums(files.place(state.row), sums)
         for write, sums in zip(others, checksums.handoff, strict=True):
-            self._home.note_checksums(write.array.place(write.row), sums)
+            self._backing.note_checksums(write.array.place(write.row), sums)
 
     def _state_record(
         self, k: int, version: int, ledger: Ledger

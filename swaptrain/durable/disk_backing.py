@@ -19,11 +19,11 @@ from swaptrain.store.slots.array_files import ArrayFiles, Place
 from swaptrain.store.slots.commit import Write
 from swaptrain.store.slots.slot import Slot
 
-__all__ = ["StoreHome"]
+__all__ = ["DiskBacking"]
 
 
-class StoreHome:
-    """Implements `memory.home.Home` over a run directory.
+class DiskBacking:
+    """Implements `memory.backing.Backing` over a run directory.
 
     State is read from the slot that holds its newest version, live or being committed. Values,
     gradients, accumulators and buffers between two commits are in `files`, outside the zarr root.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.memory.tier import Tier
 from swaptrain.program.durability import Made
 from swaptrain.program.instructions import Kind, ObjectKey, Program
@@ -30,8 +30,8 @@ class HandedOn:
 class Handoff:
     """Writes gradients that are alive, each once, and names all of them in each commit's record."""
 
-    def __init__(self, home: StoreHome, tier: Tier) -> None:
-        self._home, self._tier = home, tier
+    def __init__(self, backing: DiskBacking, tier: Tier) -> None:
+        self._backing, self._tier = backing, tier
         self._checksums: dict[ObjectKey, list[int]] = {}
         """Of gradients that are durable and alive; the committer thread's."""
 
@@ -43,14 +43,14 @@ class Handoff:
         """Take what a commit that is submitted now has to write, and to say, of what is alive."""
         # A gradient that was spilled is on the disk, flushed, under the same name: its checksums
         # are taken over, and nothing is written twice.
-        spilled = {key: self._home.spill_checksums(key) for key in made.handed_on}
+        spilled = {key: self._backing.spill_checksums(key) for key in made.handed_on}
         in_memory = tuple(key for key in made.handed_on if not spilled[key])
         writes = tuple(
-            self._home.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
+            self._backing.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
         )
         for key in in_memory:
-            self._home.wrote(key)
-        places = {key: self._home.saved_place(key)[1] for key in made.alive}
+            self._backing.wrote(key)
+        places = {key: self._backing.saved_place(key)[1] for key in made.alive}
 
         def rows(sums: list[list[int]]) -> list[dict[str, Any]]:
             self._checksums.update(zip(in_memory, sums, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swaptrain.durable.commits import Commits
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.disk.durable_files import flush_directory
 from swaptrain.store.format.object_layouts import Layouts
@@ -29,14 +29,14 @@ class Trees:
         self,
         layouts: Layouts,
         slots: Slots,
-        home: StoreHome,
+        backing: DiskBacking,
         commits: Commits,
         root: RootRecord,
         *,
         last_step: int,
         keep_every: int | None,
     ) -> None:
-        self._layouts, self._slots, self._home = layouts, slots, home
+        self._layouts, self._slots, self._backing = layouts, slots, backing
         self._commits, self._root = commits, root
         self._last_step, self._keep_every = last_step, keep_every
         self._included: int | None = None
@@ -63,7 +63,7 @@ class Trees:
         self._root = replace(self._root, step=step)
         create_root(self._slots.run_dir, self._root, tree=self._slots.other_tree())
         self._slots.switch_tree()
-        self._home.switched()
+        self._backing.switched()
         self._point()
 
     def finish(self) -> None:
@@ -74,10 +74,10 @@ class Trees:
         flush_directory(directory)
 
     def _point(self) -> None:
-        """Tell the home where state is read from and where it is spilled to."""
+        """Tell the backing where state is read from and where it is spilled to."""
         for k in self._layouts.state:
-            self._home.slots[k] = self._slots.live(k, tree=self._slots.tree())
-            self._home.scratch[k] = self._scratch(k)
+            self._backing.slots[k] = self._slots.live(k, tree=self._slots.tree())
+            self._backing.scratch[k] = self._scratch(k)
 
     def _scratch(self, k: int) -> Slot:
         """Return a segment's slot in the other tree, where it is written next.

@@ -1,4 +1,4 @@
-"""What the RAM tier asks of the disk: where objects live when they are not in memory."""
+"""The protocol between the RAM tier and the storage behind it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import ObjectKey
 
-__all__ = ["Home", "Wait"]
+__all__ = ["Backing", "Wait"]
 
 
-class Home(Protocol):
-    """Where objects live when they are not in memory."""
+class Backing(Protocol):
+    """Holds the objects that are not in memory."""
 
     def size_bytes(self, key: ObjectKey) -> int:
         """Return the bytes of the object's slab, a multiple of 4096."""
@@ -22,13 +22,13 @@ class Home(Protocol):
         """Whether a current version of the object is on the disk."""
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
-        """Begin to fill `slab`; the object is there when all futures are done."""
+        """Begin to fill `slab`; the object is in it when all futures are done."""
 
     def write(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         """Begin to spill an object; it is on the disk when all futures are done."""
 
     def forget(self, key: ObjectKey) -> None:
-        """The object is dead: what the disk holds of it is of no use any more."""
+        """Let an object go: the program needs its content no more."""
 
 
 class Wait(Protocol):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from swaptrain.memory.backing import Home, Wait
+from swaptrain.memory.backing import Backing, Wait
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.residency import choose_victim
@@ -68,13 +68,13 @@ class Entries(dict[ObjectKey, Entry]):
     def __init__(
         self,
         pool: Pool,
-        home: Home,
+        backing: Backing,
         wait: Wait,
         counters: TierCounters,
         let_go: Callable[[], bool],
     ) -> None:
         super().__init__()
-        self._pool, self._home, self._wait = pool, home, wait
+        self._pool, self._backing, self._wait = pool, backing, wait
         self._counters, self._let_go = counters, let_go
         self.whole_to = 0
         """Before this position nothing has to be read that is not here or on its way."""
@@ -83,7 +83,7 @@ class Entries(dict[ObjectKey, Entry]):
         """Begin to spill an object, which is clean when that is done."""
         entry = self[key]
         with self._counters.waiting("wait for a place"):
-            entry.busy = list(self._home.write(key, entry.slab))
+            entry.busy = list(self._backing.write(key, entry.slab))
         entry.saving = True
         entry.dirty = False
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any
 
-from swaptrain.memory.backing import Home, Wait
+from swaptrain.memory.backing import Backing, Wait
 from swaptrain.memory.entries import Entries, Entry, TierCounters
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.durability import Durability
@@ -39,7 +39,7 @@ class Tier:
     def __init__(
         self,
         pool: Pool,
-        home: Home,
+        backing: Backing,
         wait: Wait = wait,
         *,
         let_go: Callable[[], bool] = lambda: False,
@@ -48,10 +48,10 @@ class Tier:
 
         `let_go` has a device end its copies and says whether it held slabs for them.
         """
-        self._pool, self._home = pool, home
+        self._pool, self._backing = pool, backing
         self._plan = Residency(NextUse(()))
         self.counters = TierCounters()
-        self._entries = Entries(pool, home, wait, self.counters, let_go)
+        self._entries = Entries(pool, backing, wait, self.counters, let_go)
 
     @spanned("plan memory")
     def follow(
@@ -69,8 +69,8 @@ class Tier:
         self._plan = plan_residency(
             program,
             following,
-            self._home.size_bytes,
-            planned_bytes(program, self._home.size_bytes, self._pool.budget_bytes),
+            self._backing.size_bytes,
+            planned_bytes(program, self._backing.size_bytes, self._pool.budget_bytes),
             durability=durability or Durability(program, following, unit="nothing"),
             held=self._plan.held_after,
         )
@@ -125,7 +125,7 @@ class Tier:
 
     def free(self, key: ObjectKey) -> None:
         """Drop a dead object, from memory and from the disk's view."""
-        self._home.forget(key)
+        self._backing.forget(key)
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -160,7 +160,7 @@ class Tier:
         Of slabs that are free or that the plan can spare, and no more than half of all for both, so
         that what is free can be put together.
         """
-        size_bytes, entries, touched = self._home.size_bytes, self._entries, set(second.touches)
+        size_bytes, entries, touched = self._backing.size_bytes, self._entries, set(second.touches)
         both = sum(size_bytes(key) for key in touched.union(first.touches))
         missing = sum(size_bytes(key) for key in touched if key not in entries)
         free = self._pool.budget_bytes - self._pool.live_bytes + entries.spare_bytes(touched)
@@ -190,7 +190,7 @@ class Tier:
             return
         reading = (e for e in self._entries.values() if e.busy and not e.saving)
         in_flight_bytes = sum(entry.slab.nbytes for entry in reading)
-        budget, plan, size_bytes = self._pool.budget_bytes, self._plan, self._home.size_bytes
+        budget, plan, size_bytes = self._pool.budget_bytes, self._plan, self._backing.size_bytes
         # What is fetched ahead must fit beside what the plan holds at every position before it.
         # Up to the first that misses something, only those count that the plan reads for.
         ahead, room, before, spare = 0, budget, position, self._entries.spare()
@@ -216,7 +216,7 @@ class Tier:
         return [
             key
             for key in self._plan.touches[position]
-            if key not in self._entries and key not in writes and self._home.holds(key)
+            if key not in self._entries and key not in writes and self._backing.holds(key)
         ]
 
     def _first_missing(self, position: int) -> int:
@@ -251,17 +251,17 @@ class Tier:
         self._entries.clear()
 
     def _bring(self, key: ObjectKey, position: int, *, fresh: bool) -> Entry:
-        self._entries.make_room(self._home.size_bytes(key), position)
+        self._entries.make_room(self._backing.size_bytes(key), position)
         if fresh:
-            entry = self._entries[key] = Entry(self._pool.take(self._home.size_bytes(key)))
+            entry = self._entries[key] = Entry(self._pool.take(self._backing.size_bytes(key)))
             return entry
         return self._start_read(key, position)
 
     def _start_read(self, key: ObjectKey, position: int, *, ahead: bool = False) -> Entry:
-        slab = self._pool.take(self._home.size_bytes(key))
+        slab = self._pool.take(self._backing.size_bytes(key))
         self.counters.missed_bytes += slab.nbytes
         entry = self._entries[key] = Entry(slab, ahead=ahead)
-        entry.busy = list(self._home.read(key, slab))
+        entry.busy = list(self._backing.read(key, slab))
         self._foresee(key, entry, position)
         return entry
 

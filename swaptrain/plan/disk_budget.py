@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swaptrain.config.schema import Config
 from swaptrain.data.corpus import find_files
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
 from swaptrain.plan.planner import Plan
 from swaptrain.store.disk.durable_files import existing_parent
@@ -48,7 +48,9 @@ def snapshot_count(config: Config) -> int:
     return keep.last if keep is not None else len(snapshot_paths(config.run.dir))
 
 
-def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) -> list[DiskNeed]:
+def disk_needs(
+    config: Config, plan: Plan, backing: DiskBacking, *, data_bytes: int
+) -> list[DiskNeed]:
     """Return what the run takes in `run.dir` (first) and in each of `store.paths`.
 
     Slots go to the paths in turn, in the order of their creation.
@@ -65,7 +67,7 @@ def disk_needs(config: Config, plan: Plan, home: StoreHome, *, data_bytes: int) 
             slots[path] += nbytes
             kept[path] += nbytes if index < snapshots * len(members) else 0
             number += 1
-    other = {run_dir: (other_bytes(plan, home), data_bytes)}
+    other = {run_dir: (other_bytes(plan, backing), data_bytes)}
     return [DiskNeed(path, slots[path], kept[path], *other.get(path, (0, 0))) for path in slots]
 
 
@@ -161,10 +163,10 @@ def occupied_bytes(path: Path) -> int:
     return total
 
 
-def other_bytes(plan: Plan, home: StoreHome) -> int:
+def other_bytes(plan: Plan, backing: DiskBacking) -> int:
     """Return the bytes that a run reserves in its directory beside the slots and the data."""
-    spilled = home.files.disk_bytes()
-    spilled += home.files.saved_bytes(plan.builder.saves)
+    spilled = backing.files.disk_bytes()
+    spilled += backing.files.saved_bytes(plan.builder.saves)
     return sum(f.nbytes for f in plan.layouts.frozen.values()) + spilled
 
 

@@ -167,7 +167,7 @@ class Room:
         return self.has_room(nbytes)
 
 
-class _Home:
+class _Backing:
     """Knows which objects the disk would have."""
 
     def __init__(self, disk: _Disk, size_bytes: Callable[[ObjectKey], int], work: Work) -> None:
@@ -216,8 +216,8 @@ class Rehearsal:
         self._seconds, self._work, self._commit_work_s = seconds, work, commit_work_s
         self._size_bytes = size_bytes = cache(size_bytes)
         self._disk = _Disk(disk)
-        self._home = _Home(self._disk, size_bytes, work)
-        self._tier = Tier(pool, self._home, self._disk.wait)
+        self._backing = _Backing(self._disk, size_bytes, work)
+        self._tier = Tier(pool, self._backing, self._disk.wait)
         self._computed_until = 0.0
         self._values: list[Future[Any]] = []
 
@@ -230,7 +230,7 @@ class Rehearsal:
         committed_bytes = 0
         made = {key for instruction in program for key in instruction.writes}
         needed = {key for instruction in program for key in instruction.needs}
-        self._home.spilled |= needed - made - set(self._tier.resident())  # of the step before
+        self._backing.spilled |= needed - made - set(self._tier.resident())  # of the step before
         self._tier.follow(program, following, durability)
         for position, instruction in enumerate(program):
             self._tier.acquire(instruction, position)
@@ -269,8 +269,8 @@ class Rehearsal:
         self._computed_until = disk.now
 
     def _settle(self) -> None:
-        self._disk.wait([*self._home.commit, *self._values])
-        self._home.commit, self._values = (), []
+        self._disk.wait([*self._backing.commit, *self._values])
+        self._backing.commit, self._values = (), []
 
     def _make_durable(self, instruction: Instruction, keys: Iterable[ObjectKey]) -> int:
         """Begin to write what an instruction makes durable; return its bytes."""
@@ -286,13 +286,13 @@ class Rehearsal:
             self._disk.request("commit", self._size_bytes(key), work)
             for key, work in zip(held, works, strict=True)
         ]
-        self._home.spilled.update(key for key in held if key.kind is not Kind.STATE)
+        self._backing.spilled.update(key for key in held if key.kind is not Kind.STATE)
         if instruction.operation is Operation.FORWARD:
             self._values += ends
             for key, end in zip(held, ends, strict=True):
                 self._tier.saving([key], end)
         elif ends:
-            self._home.commit = (ends[-1],)  # behind those before it
+            self._backing.commit = (ends[-1],)  # behind those before it
             for key, end in zip(held, ends, strict=True):
                 self._tier.saving([key], end if instruction.goes_on else ends[-1])
         return sum(self._size_bytes(key) for key in held)

@@ -14,7 +14,7 @@ from swaptrain.compute.object_tensors import views
 from swaptrain.compute.split_master import split
 from swaptrain.config.schema import Config
 from swaptrain.durable.commits import record_bytes
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.handoff import largest_handoff
 from swaptrain.errors import DamagedStoreError
 from swaptrain.machine.fingerprint import this_machine
@@ -100,10 +100,10 @@ class Creation:
     """Writes version 0, segment by segment; what an interrupted creation left is kept."""
 
     def __init__(
-        self, run_dir: Path, plan: Plan, slots: Slots, home: StoreHome, io: DirectIO
+        self, run_dir: Path, plan: Plan, slots: Slots, backing: DiskBacking, io: DirectIO
     ) -> None:
         self._run_dir, self._plan, self._slots = run_dir, plan, slots
-        self._home, self._io = home, io
+        self._backing, self._io = backing, io
         self._model, self._layouts = plan.captured.model, plan.layouts
 
     def write(self, initial: InitialWeights, tick: Callable[[int], None], *, trees: bool) -> None:
@@ -127,7 +127,7 @@ class Creation:
 
     def _spill_files(self) -> None:
         handoff = _largest_handoff(self._plan)
-        self._home.files.create(lambda k: _record_bytes(self._plan, k, handoff))
+        self._backing.files.create(lambda k: _record_bytes(self._plan, k, handoff))
 
     def _is_written(self, k: int, *, trees: bool) -> bool:
         try:

@@ -15,7 +15,7 @@ from swaptrain.config.schema import Config, DataConfig, OptimizerConfig
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.durable.activations import KeptValues
 from swaptrain.durable.commits import Commits
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.tree_commits import Trees
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.machine.speeds import Machine
@@ -85,7 +85,7 @@ class OpenRun:
         self._tier: Tier | None = None
         self._trace: TraceFile | None = None
         self._io = DirectIO(on_fallback=progress.note)
-        self._home = StoreHome(
+        self._backing = DiskBacking(
             self._run_dir,
             prepared.plan.layouts,
             self._io,
@@ -103,9 +103,9 @@ class OpenRun:
         that it goes back to first. Raises ConfigError before anything is written.
         """
         config, plan, run_dir = self._config, self._prepared.plan, self._run_dir
-        self._home.files.clear_saved()
+        self._backing.files.clear_saved()
         estimate = estimated_data_bytes(config) if self._root is None else 0
-        needs = disk_needs(config, plan, self._home, data_bytes=estimate)
+        needs = disk_needs(config, plan, self._backing, data_bytes=estimate)
         check_disk(needs, run_dir, self._progress.note)
         spare = spare_bytes(needs, run_dir)
         if back_to is not None:
@@ -133,12 +133,12 @@ class OpenRun:
             plan = with_tier_cost(plan, config, self._prepared.device)
         self._prepared.plan = plan
         self._expected_s = price(plan, config, machine).step_s
-        self._home.files.reserve_evaluated()
+        self._backing.files.reserve_evaluated()
         self._slots, root = open_store(
             config,
             self._prepared,
             self._root,
-            self._home,
+            self._backing,
             self._io,
             note=self._progress.note,
             stop=self._stop,
@@ -202,7 +202,7 @@ class OpenRun:
 
     def _choose(self, plan: Plan, machine: Machine | None, disk_bytes: int) -> Plan:
         """Choose what makes steps shortest, and reserve room for what segments save."""
-        config, files = self._config, self._home.files
+        config, files = self._config, self._backing.files
         chosen = choose_plan(plan, config, machine, disk_bytes=disk_bytes)
         try:
             files.reserve_saved(chosen.builder.saves)
@@ -294,27 +294,27 @@ class OpenRun:
             least_bytes=plan.peaks.instruction_bytes,
             own_bytes=OwnBytes(plan.captured, plan.measured),
         )
-        tier = self._tier = Tier(pool, self._home, let_go=self._prepared.device.synchronize)
+        tier = self._tier = Tier(pool, self._backing, let_go=self._prepared.device.synchronize)
         committer = self._committer = Committer(self._io, self._slots)
-        self._home.barrier = committer.drain
+        self._backing.barrier = committer.drain
         commits = Commits(
             plan.layouts,
-            self._home,
+            self._backing,
             tier,
             committer,
             fingerprint=plan.captured.model.fingerprint,
         )
-        position = find_position(plan.layouts, self._slots, self._home, root)
+        position = find_position(plan.layouts, self._slots, self._backing, root)
         metrics = self._metrics = MetricsFile(self._paths.metrics)
         if config.store.keeps_values:
-            self._values = KeptValues(self._home, tier, self._io)
+            self._values = KeptValues(self._backing, tier, self._io)
         trees, steps, keep = None, config.train.steps, config.store.keep
         metrics.reserve(max(0, steps - position.decision.done))
         if self._trees:
             trees = Trees(
                 plan.layouts,
                 self._slots,
-                self._home,
+                self._backing,
                 commits,
                 root,
                 last_step=steps,
@@ -385,7 +385,7 @@ class OpenRun:
 
     def _summary(self, plan: Plan) -> str:
         model = plan.captured.model
-        reserved = self._home.files.saved_bytes(plan.builder.saves)
+        reserved = self._backing.files.saved_bytes(plan.builder.saves)
         saved = f" ({format_size(reserved)} of disk are reserved for it)" if reserved else ""
         step = (
             ""

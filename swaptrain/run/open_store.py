@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swaptrain.config.schema import Config
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.plan.disk_budget import snapshot_count
 from swaptrain.plan.prepare import Prepared
 from swaptrain.run.create_store import Creation, open_slots, root_record
@@ -24,7 +24,7 @@ def open_store(
     config: Config,
     prepared: Prepared,
     root: RootRecord | None,
-    home: StoreHome,
+    backing: DiskBacking,
     io: DirectIO,
     *,
     note: Callable[[str], None],
@@ -43,7 +43,7 @@ def open_store(
         drop_snapshots(slots, list_snapshots(run_dir)[: -keep.last])
     count = snapshot_count(config)
     open_slots(slots, plan.layouts, plan, trees=trees, snapshots=count)
-    creation = Creation(run_dir, plan, slots, home, io)
+    creation = Creation(run_dir, plan, slots, backing, io)
     if root is None:
         origin = prepared.built.initial.origin
         source = f" of {origin['directory']}" if origin is not None else ""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.ledger import Ledger
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.program.instructions import Kind, ObjectKey
@@ -42,29 +42,29 @@ class Position:
 def find_position(
     layouts: Layouts,
     slots: Slots,
-    home: StoreHome,
+    backing: DiskBacking,
     root: RootRecord,
 ) -> Position:
-    """Read every live record, decide by the protocol's tables, and point `home` to the versions.
+    """Read every live record, decide by the protocol's tables, and point `backing` to the versions.
 
     Raises DamagedStoreError when a record does not verify or the versions are a mixture.
     """
-    records = {k: _live_record(k, layouts, slots, home, root) for k in layouts.state}
+    records = {k: _live_record(k, layouts, slots, backing, root) for k in layouts.state}
     for k, layout in layouts.frozen.items():
-        _checked_record(k, layout, layouts, frozen_slot(slots.run_dir, k), home, root)
+        _checked_record(k, layout, layouts, frozen_slot(slots.run_dir, k), backing, root)
     run = read_position(RunPaths(slots.run_dir), root, records)
-    handoff = _handoff(run.handoff, layouts, home)
-    damage = _damage(run.handoff, handoff, home)
+    handoff = _handoff(run.handoff, layouts, backing)
+    damage = _damage(run.handoff, handoff, backing)
     if damage is not None:
         run = run.without_handoff(damage)
     decision = run.decided()
     for k in run.gradients_used:
-        _adopt(k, run.gradients[k], home)
+        _adopt(k, run.gradients[k], backing)
     if run.handoff is not None:
         for key, sums in handoff.items():
-            home.wrote(key)
-            files, row = home.place(key)
-            home.unverified[files.place(row)] = sums
+            backing.wrote(key)
+            files, row = backing.place(key)
+            backing.unverified[files.place(row)] = sums
         finished = {k: run.gradients[k] for k in run.gradients_used}
         ledger = _ledger(records if run.found.gradients is None else finished, decision.step)
         return Position(decision, ledger, Ledger(), handoff)
@@ -75,12 +75,12 @@ def find_position(
 
 
 def _live_record(
-    k: int, layouts: Layouts, slots: Slots, home: StoreHome, root: RootRecord
+    k: int, layouts: Layouts, slots: Slots, backing: DiskBacking, root: RootRecord
 ) -> Mapping[str, Any]:
-    """Return the record of a segment's live slot, to which `home` is pointed."""
-    home.slots[k] = slots.live(k)
+    """Return the record of a segment's live slot, to which `backing` is pointed."""
+    backing.slots[k] = slots.live(k)
     link = RunPaths(slots.run_dir).live_link(k)
-    return _checked_record(k, layouts.state[k], layouts, home.slots[k], home, root, link)
+    return _checked_record(k, layouts.state[k], layouts, backing.slots[k], backing, root, link)
 
 
 def _checked_record(
@@ -88,7 +88,7 @@ def _checked_record(
     layout: SegmentLayout,
     layouts: Layouts,
     slot: Slot,
-    home: StoreHome,
+    backing: DiskBacking,
     root: RootRecord,
     link: Path | None = None,
 ) -> Mapping[str, Any]:
@@ -101,8 +101,8 @@ def _checked_record(
     slot.check_files(record)
     for name, sums in record["checksums"].items():
         for key in layouts.state_keys(k, name):
-            files, row = home.place(key)
-            home.unverified[files.place(row)] = sums[files.first : files.first + files.chunks]
+            files, row = backing.place(key)
+            backing.unverified[files.place(row)] = sums[files.first : files.first + files.chunks]
     return record
 
 
@@ -137,34 +137,34 @@ def _check_record(
             )
 
 
-def _adopt(k: int, record: Mapping[str, Any], home: StoreHome) -> None:
+def _adopt(k: int, record: Mapping[str, Any], backing: DiskBacking) -> None:
     """Let a segment's gradient, and its buffers, be those that were kept.
 
     Raises DamagedStoreError where the record has other arrays than the segment.
     """
-    if {name: len(sums) for name, sums in record["checksums"].items()} != home.kept_arrays(k):
+    if {name: len(sums) for name, sums in record["checksums"].items()} != backing.kept_arrays(k):
         raise DamagedStoreError(
             "what is kept of a segment has other arrays than the segment",
             segment=k,
-            path=home.kept_record(k),
+            path=backing.kept_record(k),
         )
     for name, sums in record["checksums"].items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
-        home.kept(key)
-        files, row = home.place(key)
-        home.unverified[files.place(row)] = sums
+        backing.kept(key)
+        files, row = backing.place(key)
+        backing.unverified[files.place(row)] = sums
 
 
 def _handoff(
-    found: Handoff | None, layouts: Layouts, home: StoreHome
+    found: Handoff | None, layouts: Layouts, backing: DiskBacking
 ) -> dict[ObjectKey, list[int]]:
     handoff: dict[ObjectKey, list[int]] = {}
     for row in found.rows if found is not None else ():
         key = ObjectKey(Kind.GRADIENT, row["name"], row["segment"], row["micro_batch"])
         if (
             key.name not in layouts.gradients
-            or not home.has_gradient(key)
+            or not backing.has_gradient(key)
             or len(row["checksums"]) != layouts.gradients[key.name].chunks
             or key in handoff
         ):
@@ -174,11 +174,11 @@ def _handoff(
 
 
 def _damage(
-    found: Handoff | None, handoff: Mapping[ObjectKey, list[int]], home: StoreHome
+    found: Handoff | None, handoff: Mapping[ObjectKey, list[int]], backing: DiskBacking
 ) -> DamagedStoreError | None:
     """Return what is wrong with the hand-off, if a gradient of it does not verify."""
     for key, sums in handoff.items():
-        files, row = home.saved_place(key)
+        files, row = backing.saved_place(key)
         for chunk, (path, expected) in enumerate(zip(files.files(row), sums, strict=True)):
             try:
                 content = np.fromfile(path, np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.machine.speeds import Machine, known_machine
 from swaptrain.plan.choose import choose_plan
 from swaptrain.plan.disk_budget import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
@@ -46,14 +46,14 @@ def plan(config: Config) -> PlanReport:
     made = prepared.plan
     found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
     with DirectIO(1) as io:
-        home = StoreHome(
+        backing = DiskBacking(
             run_dir,
             made.layouts,
             io,
             micro_batches=config.data.micro_batches,
             deferred=made.builder.deferred,
         )
-        needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
+        needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
         spare = spare_bytes(needs, run_dir)
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
         if timed is not None:
@@ -61,7 +61,7 @@ def plan(config: Config) -> PlanReport:
         made = choose_plan(made, config, timed, disk_bytes=spare)
         if timed is not None and made.builder.saves:
             made = with_tier_cost(made, config, prepared.device)
-        needs = disk_needs(config, made, home, data_bytes=estimated_data_bytes(config))
+        needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)
     commit_every = config.store.commit_every
     keeps_values = config.store.keeps_values

@@ -6,7 +6,7 @@ from swaptrain.memory.pinned import PinnedPool
 from swaptrain.memory.slab import PAGE_BYTES
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Kind, ObjectKey
-from tests.support.late_home import LateHome, one, waits_complete
+from tests.support.late_backing import LateBacking, one, waits_complete
 
 KEYS = [ObjectKey(Kind.STATE, f"part{i}", 1) for i in range(6)]
 LARGE = ObjectKey(Kind.STATE, "large", 1)
@@ -14,14 +14,14 @@ LARGE = ObjectKey(Kind.STATE, "large", 1)
 
 def test_where_free_bytes_lie_in_pieces_more_is_evicted_until_one_hole_is_enough() -> None:
     """What is used last goes first, which leaves two pages free that do not lie together."""
-    home = LateHome()
-    home.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
-    home.contents[LARGE] = b"L" * (2 * PAGE_BYTES)
+    backing = LateBacking()
+    backing.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
+    backing.contents[LARGE] = b"L" * (2 * PAGE_BYTES)
     # In place of the sizes of PAGES, which does not have these objects.
-    home.size_bytes = lambda key: len(home.contents[key])  # type: ignore[method-assign]
+    backing.size_bytes = lambda key: len(backing.contents[key])  # type: ignore[method-assign]
     pool = PinnedPool(6 * PAGE_BYTES, lambda *_: None, lambda *_: None)
-    tier = Tier(pool, home, home.wait)
-    with waits_complete(home):
+    tier = Tier(pool, backing, backing.wait)
+    with waits_complete(backing):
         for key in KEYS:  # one page behind the other
             slabs = tier.acquire(one(reads=(key,)), 0)
             if key == KEYS[1]:
@@ -34,16 +34,16 @@ def test_where_free_bytes_lie_in_pieces_more_is_evicted_until_one_hole_is_enough
         assert tier.resident() == [KEYS[1], KEYS[4], KEYS[5]]
         assert spare == [(6, KEYS[4])], "no more went than had to"
         large = tier.acquire(one(reads=(LARGE,)), 0)[LARGE]
-        assert bytes(large.memory) == home.contents[LARGE]
-        assert bytes(view) == home.contents[KEYS[1]]
+        assert bytes(large.memory) == backing.contents[LARGE]
+        assert bytes(view) == backing.contents[KEYS[1]]
 
 
 def test_slabs_that_a_device_holds_are_let_go_before_the_pool_refuses() -> None:
     """Its copies under way keep the room of what was dropped."""
-    home = LateHome()
-    home.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
+    backing = LateBacking()
+    backing.contents = {key: bytes([i]) * PAGE_BYTES for i, key in enumerate(KEYS)}
     # In place of the sizes of PAGES, which does not have these objects.
-    home.size_bytes = lambda key: PAGE_BYTES  # type: ignore[method-assign]
+    backing.size_bytes = lambda key: PAGE_BYTES  # type: ignore[method-assign]
     held = []
 
     def let_go() -> bool:
@@ -52,12 +52,12 @@ def test_slabs_that_a_device_holds_are_let_go_before_the_pool_refuses() -> None:
         return held_any
 
     pool = PinnedPool(2 * PAGE_BYTES, lambda *_: None, lambda *_: None)
-    tier = Tier(pool, home, home.wait, let_go=let_go)
-    with waits_complete(home):
+    tier = Tier(pool, backing, backing.wait, let_go=let_go)
+    with waits_complete(backing):
         for key in KEYS[:2]:
             held.append(tier.acquire(one(reads=(key,)), 0)[key].memory)
             tier.release(one(reads=(key,)))
             tier.free(key)
         assert not pool.has_room(PAGE_BYTES)
         slab = tier.acquire(one(reads=(KEYS[2],)), 0)[KEYS[2]]
-        assert bytes(slab.memory) == home.contents[KEYS[2]]
+        assert bytes(slab.memory) == backing.contents[KEYS[2]]

@@ -14,29 +14,37 @@ from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import PAGE_BYTES, PoolExhausted
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Kind, ObjectKey
-from tests.support.late_home import PAGES, STATES, VALUES, LateHome, one, tier_of, waits_complete
+from tests.support.late_backing import (
+    PAGES,
+    STATES,
+    VALUES,
+    LateBacking,
+    one,
+    tier_of,
+    waits_complete,
+)
 from tests.support.traffic import simulate
 
 
 def test_an_error_of_a_read_reaches_the_main_line() -> None:
     """A read that fails raises its own error where the object is acquired."""
-    tier, home, _ = tier_of(4)
-    home.failure = OSError("flipped")
-    with waits_complete(home), pytest.raises(OSError, match="flipped"):
+    tier, backing, _ = tier_of(4)
+    backing.failure = OSError("flipped")
+    with waits_complete(backing), pytest.raises(OSError, match="flipped"):
         tier.acquire(one(reads=(STATES[0],)), 0)
 
 
 def test_an_error_of_a_write_reaches_the_main_line_and_the_object_stays() -> None:
     """A spill that fails raises, again at every later call, and its object stays in memory."""
-    tier, home, _ = tier_of(PAGES[VALUES[0]])
+    tier, backing, _ = tier_of(PAGES[VALUES[0]])
     write, other = one(writes=(VALUES[0],)), one(reads=(STATES[0],))
     tier.follow((write, other, one(reads=(VALUES[0],))))
-    with waits_complete(home):
+    with waits_complete(backing):
         tier.acquire(write, 0)[VALUES[0]].memory[:1] = b"x"
         tier.release(write)
         tier.write_behind(0)
-        home.failure = OSError("disk full")
-        home.complete(0)
+        backing.failure = OSError("disk full")
+        backing.complete(0)
         for _ in range(2):
             with pytest.raises(OSError, match="disk full"):
                 tier.drain()
@@ -49,31 +57,31 @@ def test_an_error_of_a_write_reaches_the_main_line_and_the_object_stays() -> Non
 def test_an_object_freed_while_it_is_written_gives_its_slab_back_when_the_write_ends() -> None:
     """Its slab stays until the write is done; the same key can be made anew."""
     key = VALUES[0]
-    tier, home, pool = tier_of(PAGES[key])
-    with waits_complete(home):
+    tier, backing, pool = tier_of(PAGES[key])
+    with waits_complete(backing):
         tier.follow((one(writes=(key,)), one(reads=(STATES[0],))))
         tier.acquire(one(writes=(key,)), 0)
         tier.release(one(writes=(key,)))
         tier.write_behind(0)
         tier.free(key)
-        assert pool.live_bytes == home.size_bytes(key)
+        assert pool.live_bytes == backing.size_bytes(key)
         assert key not in tier.resident()
         again = one(writes=(key,))
         tier.acquire(again, 0)[key].memory[:1] = b"n"
         tier.release(again)
         tier.drain()
-        assert pool.live_bytes == home.size_bytes(key)
+        assert pool.live_bytes == backing.size_bytes(key)
         assert bytes(tier.in_memory(key).memory[:1]) == b"n"
 
 
 def test_saving_objects_are_read_at_once_and_changed_only_when_saved() -> None:
     """A reader does not wait for a commit that is under way; who changes the object does."""
-    tier, home, _ = tier_of(4)
+    tier, backing, _ = tier_of(4)
     key = STATES[0]
-    with waits_complete(home):
+    with waits_complete(backing):
         slab = tier.acquire(one(changes=(key,)), 0)[key]
         done: Future[Any] = Future()
-        home.pending.append((done, key, slab, "write"))
+        backing.pending.append((done, key, slab, "write"))
         tier.saving([key], done)
         tier.release(one(changes=(key,)))
         tier.acquire(one(reads=(key,)), 0)
@@ -85,16 +93,16 @@ def test_saving_objects_are_read_at_once_and_changed_only_when_saved() -> None:
 
 def test_what_cannot_fit_is_refused_with_the_number() -> None:
     """An instruction larger than the pool names what is missing."""
-    tier, home, _ = tier_of(2)
-    with waits_complete(home), pytest.raises(PoolExhausted, match="raise memory"):
+    tier, backing, _ = tier_of(2)
+    with waits_complete(backing), pytest.raises(PoolExhausted, match="raise memory"):
         tier.acquire(one(reads=tuple(STATES)), 0)
 
 
 def test_a_view_that_is_about_to_go_is_waited_for() -> None:
     """A thread that has read or written lets go of its slab a moment behind its future."""
-    tier, home, _ = tier_of(PAGES[STATES[0]] + PAGES[STATES[1]] - 1)
+    tier, backing, _ = tier_of(PAGES[STATES[0]] + PAGES[STATES[1]] - 1)
     first = one(reads=(STATES[0],))
-    with waits_complete(home):
+    with waits_complete(backing):
         slabs = tier.acquire(first, 0)
         views = [slabs[STATES[0]].memory]
         del slabs
@@ -102,19 +110,19 @@ def test_a_view_that_is_about_to_go_is_waited_for() -> None:
         threading.Timer(0.02, views.clear).start()
         slabs = tier.acquire(one(reads=(STATES[1],)), 1)
     assert not views
-    assert bytes(slabs[STATES[1]].memory) == home.contents[STATES[1]]
+    assert bytes(slabs[STATES[1]].memory) == backing.contents[STATES[1]]
 
 
 def test_reading_ahead_costs_no_more_than_the_plan() -> None:
     """In a sweep that goes round, what is read ahead does not push out what is needed next."""
     keys = [ObjectKey(Kind.STATE, f"part{i}", 1) for i in range(20)]
-    home = LateHome()
-    home.contents = {key: bytes(PAGE_BYTES) for key in keys}
-    home.size_bytes = lambda _: PAGE_BYTES  # type: ignore[method-assign]
+    backing = LateBacking()
+    backing.contents = {key: bytes(PAGE_BYTES) for key in keys}
+    backing.size_bytes = lambda _: PAGE_BYTES  # type: ignore[method-assign]
     pool = PagePool(10 * PAGE_BYTES)
-    tier = Tier(pool, home, home.wait)
+    tier = Tier(pool, backing, backing.wait)
     sweep = tuple(one(reads=(key,)) for key in keys)
-    with waits_complete(home):
+    with waits_complete(backing):
         for _ in range(4):
             before = tier.counters.missed_bytes
             tier.follow(sweep, sweep)
@@ -123,9 +131,9 @@ def test_reading_ahead_costs_no_more_than_the_plan() -> None:
                 tier.prefetch(position)
                 tier.release(instruction)
                 tier.write_behind(position)
-                for index in reversed(range(len(home.pending))):
-                    home.complete(index)
-    least = simulate(sweep, home.size_bytes, 9 * PAGE_BYTES, durable=lambda _: (), rounds=4)
+                for index in reversed(range(len(backing.pending))):
+                    backing.complete(index)
+    least = simulate(sweep, backing.size_bytes, 9 * PAGE_BYTES, durable=lambda _: (), rounds=4)
     assert tier.counters.missed_bytes - before <= least.read_bytes < 20 * PAGE_BYTES
 
 
@@ -142,10 +150,10 @@ def test_what_was_in_memory_is_looked_for_again_when_it_had_to_leave(
     )
     found: list[list[list[ObjectKey]]] = []
     for from_the_beginning in (False, True):
-        tier, home, _ = tier_of(pages)
+        tier, backing, _ = tier_of(pages)
         tier.follow(program)
         found.append([])
-        with waits_complete(home):
+        with waits_complete(backing):
             for position, instruction in enumerate(program):
                 tier.acquire(instruction, position)
                 if from_the_beginning:
@@ -158,9 +166,9 @@ def test_what_was_in_memory_is_looked_for_again_when_it_had_to_leave(
 
 def test_prefetch_stays_in_the_budget_when_a_view_of_an_evicted_object_lives_on() -> None:
     """Bytes that a forgotten view keeps alive count; a prefetch then waits for its turn."""
-    tier, home, pool = tier_of(4)
+    tier, backing, pool = tier_of(4)
     program = tuple(one(reads=(STATES[i],)) for i in (1, 0, 2))
-    with waits_complete(home):
+    with waits_complete(backing):
         tier.follow(program)
         view = tier.acquire(program[0], 0)[STATES[1]].memory
         tier.release(program[0])

@@ -15,7 +15,7 @@ from swaptrain.memory.pinned import PinnedPool
 from swaptrain.memory.slab import PAGE_BYTES, Pool
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from tests.support.late_home import PAGES, STATES, VALUES, LateHome, waits_complete
+from tests.support.late_backing import PAGES, STATES, VALUES, LateBacking, waits_complete
 
 BUDGET_PAGES = 9
 
@@ -29,15 +29,15 @@ class TierMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.home = LateHome()
+        self.backing = LateBacking()
         self.pool = self.pool_of(BUDGET_PAGES * PAGE_BYTES)
-        self.tier = Tier(self.pool, self.home, self.home.wait)
+        self.tier = Tier(self.pool, self.backing, self.backing.wait)
         self.model: dict[ObjectKey, int] = {}
         self.stamps = count(1)
         self.commit: tuple[Future[Any], ObjectKey, bytes] | None = None
         for key in STATES:
             self.model[key] = next(self.stamps) % 251
-            self.home.contents[key] = bytes([self.model[key]]) * self.home.size_bytes(key)
+            self.backing.contents[key] = bytes([self.model[key]]) * self.backing.size_bytes(key)
 
     def instruction(self, choices: list[int]) -> Instruction:
         """Make an instruction that fits the pool: what exists is read or changed, else written."""
@@ -71,7 +71,7 @@ class TierMachine(RuleBasedStateMachine):
     )
     def run(self, plans: list[list[int]], ahead: bool, behind: bool) -> None:
         """Run a few instructions as the executor does; each finds what was last written."""
-        with waits_complete(self.home):
+        with waits_complete(self.backing):
             for plan in plans:
                 current = self.instruction(plan)
                 following = tuple(
@@ -101,13 +101,13 @@ class TierMachine(RuleBasedStateMachine):
     def begin_commit(self, which: ObjectKey) -> None:
         """Let a commit take an object's content as it is, while the program may read it."""
         instruction = Instruction(Operation.UPDATE, 1, changes=(which,))
-        with waits_complete(self.home):
+        with waits_complete(self.backing):
             self.tier.follow((instruction,))
             slab = self.tier.acquire(instruction, 0)[which]
             self.model[which] = next(self.stamps) % 251
             slab.memory[:] = bytes([self.model[which]]) * len(slab.memory)
             done: Future[Any] = Future()
-            self.home.pending.append((done, which, slab, "write"))
+            self.backing.pending.append((done, which, slab, "write"))
             self.tier.saving([which], done)
             self.tier.release(instruction)
         self.commit = (done, which, bytes(slab.memory))
@@ -118,25 +118,25 @@ class TierMachine(RuleBasedStateMachine):
         """What a commit wrote is what the object contained when it began."""
         assert self.commit is not None
         done, key, content = self.commit
-        found = [i for i, (f, *_) in enumerate(self.home.pending) if f is done]
+        found = [i for i, (f, *_) in enumerate(self.backing.pending) if f is done]
         if found:
-            slab = self.home.pending[found[0]][2]
+            slab = self.backing.pending[found[0]][2]
             assert bytes(slab.memory) == content, f"{key} was changed while it was saved"
-            self.home.complete(found[0])
+            self.backing.complete(found[0])
         self.commit = None
 
-    @precondition(lambda self: self.home.pending)
+    @precondition(lambda self: self.backing.pending)
     @rule(data=st.data())
     def transfer(self, data: st.DataObject) -> None:
         """One pending transfer happens, in any order."""
-        self.home.complete(data.draw(st.integers(0, len(self.home.pending) - 1)))
+        self.backing.complete(data.draw(st.integers(0, len(self.backing.pending) - 1)))
 
     @rule()
     def drain(self) -> None:
         """Afterwards nothing is under way."""
-        with waits_complete(self.home):
+        with waits_complete(self.backing):
             self.tier.drain()
-        assert not self.home.pending
+        assert not self.backing.pending
 
     @invariant()
     def check_budget(self) -> None:
@@ -149,7 +149,7 @@ class TierMachine(RuleBasedStateMachine):
         """Every object is in memory, on the disk, or on its way there."""
         if hasattr(self, "tier"):
             for key in self.model:
-                assert key in self.tier.resident() or self.home.holds(key), key
+                assert key in self.tier.resident() or self.backing.holds(key), key
 
 
 class PinnedTierMachine(TierMachine):

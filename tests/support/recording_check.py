@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.run.go_back import complete_going_back
@@ -197,22 +197,22 @@ def _look(job: Job, known: Known, found: Found) -> None:
             found.wrong.append(f"{slot.name} is a link to nothing: its disk seems to be missing")
     found.root_step = root.step
     slots = Slots(run_dir, job.config.store.paths, trees=root.commit_every > 1)
-    home = StoreHome(
+    backing = DiskBacking(
         run_dir,
         plan.layouts,
         job.io,
         micro_batches=job.config.data.micro_batches,
         deferred=plan.builder.deferred,
     )
-    position = find_position(plan.layouts, slots, home, root)
+    position = find_position(plan.layouts, slots, backing, root)
     found.decision = position.decision
-    for k, slot in home.slots.items():
+    for k, slot in backing.slots.items():
         record = slot.read_record(k)
         found.versions[k] = int(record["version"])
         if not known.same(slot.record_path, record):
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
-        _look_at_kept(home.kept_record(k), known, found)
-    for (path, first, row), checksums in home.unverified.items():
+        _look_at_kept(backing.kept_record(k), known, found)
+    for (path, first, row), checksums in backing.unverified.items():
         _verify(path if row is None else path / "c" / str(row), first, checksums, row, found)
     _look_at_metrics(run_dir, position.decision.done, found)
     found.completes = bool(position.finished.losses)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swaptrain.config.schema import Config
-from swaptrain.durable.disk_backing import StoreHome
+from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.run.finish import finished_step
 from swaptrain.run.idle_rates import steps_done
@@ -207,7 +207,7 @@ def test_everyone_says_the_same(jobs: Callable[[str], Job], state: str, tmp_path
             export_weights(run_dir, tmp_path / "w", None)
     plan, micro_batches = job.prepared.plan, job.config.data.micro_batches
     with DirectIO() as io:
-        home = StoreHome(
+        backing = DiskBacking(
             run_dir,
             plan.layouts,
             io,
@@ -215,7 +215,7 @@ def test_everyone_says_the_same(jobs: Callable[[str], Job], state: str, tmp_path
             deferred=plan.builder.deferred,
         )
         slots = Slots(run_dir, trees=root.commit_every > 1)
-        assert find_position(plan.layouts, slots, home, root).decision == position.decision
+        assert find_position(plan.layouts, slots, backing, root).decision == position.decision
 
 
 @pytest.mark.trains

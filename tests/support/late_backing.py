@@ -12,14 +12,14 @@ from swaptrain.memory.slab import PAGE_BYTES, Pool, Slab
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 
-__all__ = ["PAGES", "STATES", "VALUES", "LateHome", "one", "tier_of", "waits_complete"]
+__all__ = ["PAGES", "STATES", "VALUES", "LateBacking", "one", "tier_of", "waits_complete"]
 
 STATES = [ObjectKey(Kind.STATE, "weights", k) for k in range(1, 5)]
 VALUES = [ObjectKey(Kind.VALUE, "v", k, m) for k in range(1, 4) for m in range(2)]
 PAGES = {key: 1 + i % 3 for i, key in enumerate((*STATES, *VALUES))}
 
 
-class LateHome:
+class LateBacking:
     """A disk in memory whose transfers happen when the test says so."""
 
     def __init__(self) -> None:
@@ -72,22 +72,22 @@ class LateHome:
 
 
 @contextmanager
-def waits_complete(home: LateHome) -> Iterator[None]:
+def waits_complete(backing: LateBacking) -> Iterator[None]:
     """Let a wait of the tier complete the transfers it waits for."""
-    home.completes = True
+    backing.completes = True
     try:
         yield
     finally:
-        home.completes = False
+        backing.completes = False
 
 
 def one(operation: Operation = Operation.FORWARD, **roles: tuple[ObjectKey, ...]) -> Instruction:
     return Instruction(operation, 1, 0, **roles)
 
 
-def tier_of(pages: int) -> tuple[Tier, LateHome, Pool]:
-    home = LateHome()
+def tier_of(pages: int) -> tuple[Tier, LateBacking, Pool]:
+    backing = LateBacking()
     pool = PagePool(pages * PAGE_BYTES)
     for key in STATES:
-        home.contents[key] = bytes([key.segment]) * home.size_bytes(key)
-    return Tier(pool, home, home.wait), home, pool
+        backing.contents[key] = bytes([key.segment]) * backing.size_bytes(key)
+    return Tier(pool, backing, backing.wait), backing, pool
