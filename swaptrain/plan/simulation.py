@@ -277,8 +277,8 @@ class Rehearsal:
         keys = list(keys)
         if not keys:
             return 0
-        resident = set(self._tier.resident())
-        held = [key for key in keys if key in resident]  # the rest is on the disk by itself
+        # The rest is on the disk by itself, on its way back into memory or not.
+        held = [key for key in keys if self._tier.ready(key) is not None]
         works = [self._work(key, "commit") for key in held]
         if held and instruction.operation is not Operation.FORWARD and not instruction.goes_on:
             works[-1] += self._commit_work_s
