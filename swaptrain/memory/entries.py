@@ -1,21 +1,31 @@
-"""What is in memory, what is being read or written of it, and how room is made for more."""
+"""The objects in memory, their I/O, and how room is made for more."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import FIRST_COMPLETED
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from swaptrain.memory.backing import Backing, Wait
-from swaptrain.memory.slab import Pool, Slab
+from swaptrain.memory.entry import (
+    ABSENT,
+    CLEAN,
+    DIRTY,
+    LEAVING,
+    READING,
+    SPARE,
+    UNDER_WAY,
+    WRITING,
+    Entry,
+)
+from swaptrain.memory.slab import Pool
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.residency import choose_victim
 from swaptrain.spans import span
 
-__all__ = ["Entries", "Entry", "TierCounters"]
+__all__ = ["Entries", "TierCounters"]
 
 _MOMENTS, _MOMENT_S = 20, 0.005
 
@@ -42,26 +52,6 @@ class TierCounters:
             self.wait_s += time.perf_counter() - begun
 
 
-@dataclass
-class Entry:
-    """An object in memory."""
-
-    slab: Slab
-    dirty: bool = False
-    pins: int = 0
-    next_use: int = 0
-    """The position where the program touches it next."""
-    ahead: bool = False
-    """It was read for that, as planned."""
-    spare: bool = False
-    """The plan does not keep it until then."""
-    busy: list[Future[Any]] = field(default_factory=list)
-    saving: bool = False
-    """The busy futures write a snapshot of the slab; the object is clean when they are done."""
-    dead: bool = False
-    """Freed by the program while busy: goes when the futures are done."""
-
-
 class Entries(dict[ObjectKey, Entry]):
     """The objects in memory. Nothing goes that is pinned, being read or written, or dirty."""
 
@@ -83,39 +73,59 @@ class Entries(dict[ObjectKey, Entry]):
         """Begin to spill an object, which is clean when that is done."""
         entry = self[key]
         with self._counters.waiting("wait for a place"):
-            entry.busy = list(self._backing.write(key, entry.slab))
-        entry.saving = True
-        entry.dirty = False
+            futures = self._backing.write(key, entry.slab)
+        # After the backing took it: were it to raise, the object would still be dirty.
+        entry.start("write", futures)
 
-    def settle(self, entry: Entry) -> None:
+    def wait_for(self, entry: Entry) -> None:
         """Wait for an entry's reads or writes; raise their error."""
-        if entry.busy:
-            with self._counters.waiting("wait for a write" if entry.saving else "wait for a read"):
-                self._wait(entry.busy)
-            _finish(entry)
+        if entry.content in UNDER_WAY:
+            reading = entry.content is READING
+            with self._counters.waiting("wait for a read" if reading else "wait for a write"):
+                self._wait(entry.io)
+            self._finish(entry)
 
     def reap(self) -> None:
-        """Take note of finished I/O; drop what died meanwhile; raise the first error."""
-        under_way = [(key, entry) for key, entry in self.items() if entry.busy or entry.dead]
-        for key, entry in under_way:
-            if entry.busy and all(future.done() for future in entry.busy):
-                _finish(entry)
-            if entry.dead and not entry.busy:
-                self.drop(key)
+        """Take note of finished I/O, and raise the first error."""
+        for entry in [entry for entry in self.values() if entry.content in UNDER_WAY]:
+            if entry.done:
+                self._finish(entry)
 
-    def drop(self, key: ObjectKey) -> None:
-        """Give an object's slab back; what is not on the disk is lost."""
-        entry = self.pop(key)
+    def _finish(self, entry: Entry) -> None:
+        entry.finish()
+        if entry.content is ABSENT:
+            self._give_back(entry)
+
+    def evict(self, key: ObjectKey) -> None:
+        """Give up the copy in memory of an object that the disk has."""
+        entry = self[key]
+        entry.apply("evict")
+        self._give_back(entry)
+
+    def free(self, entry: Entry) -> None:
+        """Give up an object that the program needs no more, in memory or on the disk.
+
+        During I/O it keeps its slab, which a thread still fills or empties.
+        """
+        entry.apply("free")
+        if entry.content is ABSENT:
+            self._give_back(entry)
+        elif entry.done:
+            self._finish(entry)
+
+    def _give_back(self, entry: Entry) -> None:
+        del self[entry.key]
         self.whole_to = min(self.whole_to, entry.next_use)
         self._pool.give(entry.slab)
 
     def spare(self, *, dirty: bool = False) -> list[tuple[int, ObjectKey]]:
         """Return what the plan can spare and when it is used next, the furthest first."""
+        content = DIRTY if dirty else CLEAN
         return sorted(
             (
                 (entry.next_use, key)
                 for key, entry in self.items()
-                if entry.spare and entry.dirty == dirty and not entry.pins and not entry.busy
+                if entry.retention is SPARE and entry.content is content and not entry.pins
             ),
             reverse=True,
         )
@@ -130,7 +140,7 @@ class Entries(dict[ObjectKey, Entry]):
             self.reap()
             clean = self.spare()
             if clean:
-                self.drop(clean[0][1])
+                self.evict(clean[0][1])
                 continue
             dirty = self.spare(dirty=True)
             if dirty:
@@ -153,11 +163,11 @@ class Entries(dict[ObjectKey, Entry]):
         if missing > 0:
             return False
         for _, key in spare[:count]:
-            self.drop(key)
+            self.evict(key)
         del spare[:count]
         # What is free may lie in pieces; or a view that outlives its slab still takes room.
         while spare and spare[0][0] > later and not self._has_room(size_bytes):
-            self.drop(spare.pop(0)[1])
+            self.evict(spare.pop(0)[1])
         return self._has_room(size_bytes)
 
     def _has_room(self, size_bytes: int) -> bool:
@@ -166,11 +176,12 @@ class Entries(dict[ObjectKey, Entry]):
 
     def _wait_for_any(self, *, writes_only: bool = False) -> bool:
         """Wait until some I/O is done; say whether anything may have become movable."""
-        busy = [e for e in self.values() if e.busy and (e.saving or not writes_only)]
-        pending = [f for entry in busy for f in entry.busy if not f.done()]
+        wanted = (WRITING, LEAVING) if writes_only else UNDER_WAY
+        under_way = [entry for entry in self.values() if entry.content in wanted]
+        pending = [future for entry in under_way for future in entry.io if not future.done()]
         if not pending:
             self.reap()
-            return bool(busy)
+            return bool(under_way)
         with self._counters.waiting("wait for room"):
             self._wait(pending, return_when=FIRST_COMPLETED)
         return True
@@ -180,17 +191,23 @@ class Entries(dict[ObjectKey, Entry]):
 
         Where the plan left too little room: a view that outlives its slab, another program before.
         """
-        movable = {k: e for k, e in self.items() if e.pins == 0 and not e.busy}
+        movable = (CLEAN, DIRTY)
         victim = choose_victim(
-            ((key, entry.next_use, entry.dirty) for key, entry in movable.items()), position
+            (
+                (key, entry.next_use, entry.content is DIRTY)
+                for key, entry in self.items()
+                if entry.content in movable and not entry.pins
+            ),
+            position,
         )
         if victim is None:
             return self._wait_for_any()
-        if movable[victim].dirty:
+        if self[victim].content is DIRTY:
+            # It leaves in a later round, once it is clean: after its write succeeded.
             self.start_write(victim)
-            self.settle(movable[victim])
+            self.wait_for(self[victim])
         else:
-            self.drop(victim)
+            self.evict(victim)
         return True
 
     def _wait_for_views(self, size_bytes: int) -> None:
@@ -200,10 +217,3 @@ class Entries(dict[ObjectKey, Entry]):
                 if self._pool.join(size_bytes, self._pool.budget_bytes):
                     return
                 time.sleep(_MOMENT_S)
-
-
-def _finish(entry: Entry) -> None:
-    """Take note that all I/O of an entry is done; raise its first error."""
-    for future in entry.busy:
-        future.result()
-    entry.busy, entry.saving = [], False

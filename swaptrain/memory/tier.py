@@ -1,24 +1,23 @@
 """The RAM tier: objects in slabs under one budget, fetched ahead and evicted by the program.
 
-All decisions are made on the main thread; I/O threads only fill and empty slabs. An object is in
-one of these states:
-
-    absent -> reading -> clean -> (changed) dirty -> saving -> clean -> absent
-    fresh: written for the first time, dirty from birth
+All decisions are made on the main thread; I/O threads only fill and empty slabs. `memory.entry` has
+the states of an object in memory and their transitions.
 
 Invariants: slabs held never exceed the pool's budget; a dirty object leaves memory only after its
-write succeeded; an object whose slab is being read or written is not touched by the program.
+write succeeded; the program touches no slab that is being read, and changes none that is being
+written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any
 
 from swaptrain.memory.backing import Backing, Wait
-from swaptrain.memory.entries import Entries, Entry, TierCounters
+from swaptrain.memory.entries import Entries, TierCounters
+from swaptrain.memory.entry import KEPT, LEAVING, PREFETCHED, READING, SPARE, WRITING, Entry
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
@@ -77,8 +76,9 @@ class Tier:
         self._entries.whole_to = 0
         for key, entry in self._entries.items():
             first = self._plan.next_use.after(key, -1)
-            entry.ahead &= first < len(self._plan.reads) and key in self._plan.reads[first]
-            self._foresee(key, entry, -1)
+            planned = first < len(self._plan.reads) and key in self._plan.reads[first]
+            ahead = planned and entry.retention is PREFETCHED
+            self._foresee(entry, -1, ahead=ahead)
 
     @spanned("bring")
     def acquire(self, instruction: Instruction, position: int) -> dict[ObjectKey, Slab]:
@@ -88,32 +88,38 @@ class Tier:
         content.
         """
         keys = list(dict.fromkeys(instruction.touches))
+        # All that is here is pinned before anything is brought, so that making room for one object
+        # of the instruction never evicts another.
         for key in keys:
-            if key in self._entries and not self._entries[key].dead:
+            if key in self._entries and self._entries[key].content is not LEAVING:
                 self._entries[key].pins += 1
         for key in keys:
             entry = self._entries.get(key)
-            if entry is not None and entry.dead:
-                self._entries.settle(entry)
-                self._entries.drop(key)
+            if entry is not None and entry.content is LEAVING:
+                # The I/O of its last life still uses the slab, and on the disk its place.
+                self._entries.wait_for(entry)
                 entry = None
             if entry is None:
                 entry = self._bring(key, position, fresh=key in instruction.writes)
                 entry.pins += 1
-        changed = set(instruction.changes)
-        for key in keys:
-            entry = self._entries[key]
-            if entry.saving and key not in changed:
-                continue  # its content stays as it is while it is written
-            self._entries.settle(entry)
+        changed = {*instruction.changes, *instruction.writes}
+        self._wait_for_content(keys, changed)
         for key in instruction.needs:
             self.counters.needed_bytes += self._entries[key].slab.nbytes
-        for key in (*instruction.changes, *instruction.writes):
-            self._entries[key].dirty = True
+        for key in changed:
+            self._entries[key].apply("change")
         for key in keys:
-            self._entries[key].ahead = False
-            self._foresee(key, self._entries[key], position)
+            self._foresee(self._entries[key], position)
         return {key: self._entries[key].slab for key in keys}
+
+    def _wait_for_content(self, keys: Iterable[ObjectKey], changed: Container[ObjectKey]) -> None:
+        """Wait for the reads of objects that are needed, and the writes of those that change."""
+        for key in keys:
+            entry = self._entries[key]
+            # A reader goes on during a write. Whoever changes the object waits: a commit would
+            # write bytes of two versions, and its record would have their checksum.
+            if entry.content is READING or key in changed:
+                self._entries.wait_for(entry)
 
     @spanned("release")
     def release(self, instruction: Instruction) -> None:
@@ -124,16 +130,11 @@ class Tier:
             self.free(key)
 
     def free(self, key: ObjectKey) -> None:
-        """Drop a dead object, from memory and from the disk's view."""
+        """Let go of an object that the program needs no more, in memory and on the disk."""
         self._backing.forget(key)
         entry = self._entries.get(key)
-        if entry is None:
-            return
-        if entry.busy and not all(future.done() for future in entry.busy):
-            entry.dead = True
-            return
-        self._entries.settle(entry)
-        self._entries.drop(key)
+        if entry is not None:
+            self._entries.free(entry)
 
     def in_memory(self, key: ObjectKey) -> Slab:
         """Return the slab of an object that was written here and never left memory."""
@@ -142,17 +143,14 @@ class Tier:
     def ready(self, key: ObjectKey) -> Slab | None:
         """Return the slab of an object that is in memory whole, else None."""
         entry = self._entries.get(key)
-        if entry is None or entry.dead or (entry.busy and not entry.saving):
+        if entry is None or entry.content in (READING, LEAVING):
             return None
         return entry.slab
 
     def saving(self, keys: Iterable[ObjectKey], *done: Future[Any]) -> None:
         """Say that a commit is writing these objects as they are now, until all of `done` are."""
         for key in keys:
-            entry = self._entries[key]
-            entry.busy.extend(done)
-            entry.saving = True
-            entry.dirty = False
+            self._entries[key].start("write", done)
 
     def has_room_beside(self, first: Instruction, second: Instruction) -> bool:
         """Whether what the second touches finds room while the first has all that is its own.
@@ -168,7 +166,7 @@ class Tier:
 
     def resident(self) -> list[ObjectKey]:
         """Return the objects that are in memory."""
-        return [key for key, entry in self._entries.items() if not entry.dead]
+        return [key for key, entry in self._entries.items() if entry.content is not LEAVING]
 
     @spanned("give way")
     def give_way(self, position: int) -> None:
@@ -188,7 +186,7 @@ class Tier:
         first = self._first_missing(position)
         if first == len(self._plan.touches):
             return
-        reading = (e for e in self._entries.values() if e.busy and not e.saving)
+        reading = (e for e in self._entries.values() if e.content is READING)
         in_flight_bytes = sum(entry.slab.nbytes for entry in reading)
         budget, plan, size_bytes = self._pool.budget_bytes, self._plan, self._backing.size_bytes
         # What is fetched ahead must fit beside what the plan holds at every position before it.
@@ -231,17 +229,18 @@ class Tier:
     def write_behind(self, position: int) -> None:
         """Begin to spill the dirty objects that the plan evicts before their next use."""
         self._entries.reap()
-        writing = sum(e.slab.nbytes for e in self._entries.values() if e.busy and e.saving)
+        writing = (e for e in self._entries.values() if e.content in (WRITING, LEAVING))
+        in_flight_bytes = sum(entry.slab.nbytes for entry in writing)
         for _, key in self._entries.spare(dirty=True):
-            if writing > self._pool.budget_bytes // 4:
+            if in_flight_bytes > self._pool.budget_bytes // 4:
                 return
             self._entries.start_write(key)
-            writing += self._entries[key].slab.nbytes
+            in_flight_bytes += self._entries[key].slab.nbytes
 
     def drain(self) -> None:
         """Wait until nothing is read or written; raise the first error met."""
         for entry in list(self._entries.values()):
-            self._entries.settle(entry)
+            self._entries.wait_for(entry)
         self._entries.reap()
 
     def close(self) -> None:
@@ -252,20 +251,30 @@ class Tier:
 
     def _bring(self, key: ObjectKey, position: int, *, fresh: bool) -> Entry:
         self._entries.make_room(self._backing.size_bytes(key), position)
-        if fresh:
-            entry = self._entries[key] = Entry(self._pool.take(self._backing.size_bytes(key)))
-            return entry
-        return self._start_read(key, position)
+        if not fresh:
+            return self._start_read(key, position)
+        entry = self._entries[key] = Entry(key, self._pool.take(self._backing.size_bytes(key)))
+        entry.apply("make")
+        return entry
 
     def _start_read(self, key: ObjectKey, position: int, *, ahead: bool = False) -> Entry:
         slab = self._pool.take(self._backing.size_bytes(key))
         self.counters.missed_bytes += slab.nbytes
-        entry = self._entries[key] = Entry(slab, ahead=ahead)
-        entry.busy = list(self._backing.read(key, slab))
-        self._foresee(key, entry, position)
+        entry = self._entries[key] = Entry(key, slab)
+        # Were the read to raise, the object would still be absent, not clean with other bytes.
+        entry.start("read", self._backing.read(key, slab))
+        self._foresee(entry, position, ahead=ahead)
         return entry
 
-    def _foresee(self, key: ObjectKey, entry: Entry, position: int) -> None:
-        """Take note of what the plan has in store for an object behind `position`."""
-        entry.next_use = self._plan.next_use.after(key, position)
-        entry.spare = not entry.ahead and self._plan.spares(key, position)
+    def _foresee(self, entry: Entry, position: int, *, ahead: bool = False) -> None:
+        """Note the plan's next use of an object after `position`, and whether it stays until then.
+
+        `ahead`: it was read ahead for that use, as planned.
+        """
+        entry.next_use = self._plan.next_use.after(entry.key, position)
+        if ahead:
+            entry.retention = PREFETCHED
+        elif self._plan.spares(entry.key, position):
+            entry.retention = SPARE
+        else:
+            entry.retention = KEPT
