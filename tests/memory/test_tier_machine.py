@@ -10,12 +10,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swaptrain.memory.entry import Entry
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.pinned import PinnedPool
 from swaptrain.memory.slab import PAGE_BYTES, Pool
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from tests.support.late_backing import PAGES, STATES, VALUES, LateBacking, waits_complete
+from tests.support.transition_table import recorded
 
 BUDGET_PAGES = 9
 
@@ -29,6 +31,8 @@ class TierMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
+        self.recording = recorded(Entry, "content")
+        self.recording.__enter__()
         self.backing = LateBacking()
         self.pool = self.pool_of(BUDGET_PAGES * PAGE_BYTES)
         self.tier = Tier(self.pool, self.backing, self.backing.wait)
@@ -137,6 +141,11 @@ class TierMachine(RuleBasedStateMachine):
         with waits_complete(self.backing):
             self.tier.drain()
         assert not self.backing.pending
+
+    def teardown(self) -> None:
+        """No state of an object changed but by a transition of the table."""
+        if hasattr(self, "recording"):
+            self.recording.__exit__(None, None, None)
 
     @invariant()
     def check_budget(self) -> None:
