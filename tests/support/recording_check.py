@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         found.versions[k] = int(record["version"])
         if not known.same(slot.record_path, record):
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
+        _verify_arrays(slot, record, found)
         _look_at_kept(backing.kept_record(k), known, found)
     for (path, first, row), checksums in backing.unverified.items():
         _verify(path if row is None else path / "c" / str(row), first, checksums, row, found)
@@ -238,6 +239,10 @@ def _look_at_snapshot(k: int, slot: Slot, step: int, known: Known, found: Found)
     record = slot.read_record(k)
     if record["version"] != step or not known.same(slot.record_path, record):
         found.wrong.append(f"segment {k} of the snapshot of step {step} has other content")
+    _verify_arrays(slot, record, found)
+
+
+def _verify_arrays(slot: Slot, record: Mapping[str, Any], found: Found) -> None:
     for name, checksums in record["checksums"].items():
         _verify(slot.path / name, 0, checksums, None, found)
 
