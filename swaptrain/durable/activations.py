@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import xxhash
@@ -39,8 +39,7 @@ class KeptValues:
         for key in keys:
             write, place = self._backing.value_write(key, slabs[key])
             future = self._thread.submit(self._write, write, place, step)
-            self._backing.writing(write, future)
-            self._backing.wrote(key)
+            self._backing.writing(key, future)
             self._tier.saving([key], future)
             self._under_way.append(future)
 
@@ -56,34 +55,38 @@ class KeptValues:
         wait(self._under_way)
         self._journal.clear()
 
-    def found(self, step: int, candidates: Iterable[ObjectKey]) -> set[ObjectKey]:
+    def found(self, step: int, candidates: Iterable[ObjectKey]) -> dict[ObjectKey, list[int]]:
         """Return those of the candidates that the disk holds as `step` made them.
 
-        Reads and verifies them, at the disk's speed.
+        Reads and verifies them, at the disk's speed, and returns their checksums.
         """
         entries = self._journal.read(step)
         known: dict[ObjectKey, int] = {}
         for key in candidates:
-            place = self._backing.journal_place(key)
+            place = self._backing.places.in_journal(key)
             if place in entries:
                 known[key] = entries[place]
         with ThreadPoolExecutor(_VERIFYING_THREADS) as threads:
-            verified = threads.map(lambda item: self._verifies(*item), known.items())
-            return {key for key, good in zip(known, verified, strict=True) if good}
+            verified = threads.map(lambda item: self._verified(*item), known.items())
+            return {
+                key: sums for key, sums in zip(known, verified, strict=True) if sums is not None
+            }
 
-    def adopt(self, found: Iterable[ObjectKey], program: Program) -> None:
+    def adopt(self, found: Mapping[ObjectKey, Sequence[int]], program: Program) -> None:
         """Let the program read what was found, as far as it does not make it anew."""
         read = {key for instruction in program for key in instruction.reads}
         made = {key for instruction in program for key in instruction.writes}
         forwarded = {i.segment for i in program if i.operation is Operation.FORWARD}
-        for key in found:
+        for key, checksums in found.items():
             if key.kind is Kind.STATE:
                 useful = key.segment not in forwarded
             else:
                 useful = key in read and key not in made
             if useful:
-                self._tier.free(key)  # an evaluation may have read the buffers as they were
-                self._backing.wrote(key)
+                # First, since it would let go of what was found: an evaluation may have read the
+                # buffers as they were.
+                self._tier.free(key)
+                self._backing.found_spilled(key, checksums)
 
     def close(self) -> None:
         """Finish what was begun and end the thread; errors stay in the futures."""
@@ -95,16 +98,13 @@ class KeptValues:
         self._backing.note_checksums(write.array.place(write.row), sums)
         self._journal.write(place, step, _combined(sums))
 
-    def _verifies(self, key: ObjectKey, expected: int) -> bool:
+    def _verified(self, key: ObjectKey, expected: int) -> list[int] | None:
         files, row = self._backing.saved_place(key)
         try:
             sums = files.checksums(row)
         except OSError:
-            return False  # a file that cannot be read holds nothing that could be used
-        if _combined(sums) != expected:
-            return False
-        self._backing.unverified[files.place(row)] = sums
-        return True
+            return None  # a file that cannot be read holds nothing that could be used
+        return sums if _combined(sums) == expected else None
 
 
 def _combined(checksums: Iterable[int]) -> int:

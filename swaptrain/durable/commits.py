@@ -61,7 +61,7 @@ class Commits:
         slot = self._slot
         if instruction.goes_on:
             for key, started in self._begin(made, slabs, slot):
-                self._backing.committing(key, slot, started.futures)
+                self._backing.begin_part(key, slot, started.futures)
             return
         handed_on = self.handoff.take(made)
         make = self._state_record(k, version, ledger)
@@ -72,8 +72,8 @@ class Commits:
             self._note(states, checksums, handed_on.writes)
             return make(checksums, handed_on.rows(checksums.handoff))
 
+        self._backing.commit(k, slot)
         future = self._committer.commit(k, slot, record, states, handed_on.writes)
-        self._backing.committed(k, slot)
         self._tier.saving([*made.objects, *handed_on.in_memory], future)
 
     def _begin(self, made: Made, slabs: Slabs, slot: Slot) -> list[tuple[ObjectKey, Started]]:
@@ -93,9 +93,9 @@ class Commits:
     ) -> None:
         """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
         k = instruction.segment
-        slot = self._backing.scratch[k]
+        slot = self._backing.scratch(k)
         for key in made.objects:
-            self._backing.wrote(key)
+            self._backing.spilled(key)
         if instruction.goes_on:
             self._begin(made, slabs, slot)
             return
@@ -118,7 +118,7 @@ class Commits:
         With it go the buffers that its forward changes, and the hand-off.
         """
         k, keys = instruction.segment, made.objects
-        path = self._backing.kept_record(k)
+        path = self._backing.files.record(k)
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
         handed_on = self.handoff.take(made)
         own = [self._backing.keep_write(key, slabs[key]) for key in keys]
@@ -138,8 +138,6 @@ class Commits:
             )
 
         future = self._committer.write(path, path.stat().st_size, record, writes)
-        for key in keys:
-            self._backing.kept(key)
         self._tier.saving([*keys, *handed_on.in_memory], future)
 
     def then(self, action: Callable[[], None]) -> Future[None]:

@@ -48,8 +48,6 @@ class Handoff:
         writes = tuple(
             self._backing.handoff_write(key, self._tier.in_memory(key)) for key in in_memory
         )
-        for key in in_memory:
-            self._backing.wrote(key)
         places = {key: self._backing.saved_place(key)[1] for key in made.alive}
 
         def rows(sums: list[list[int]]) -> list[dict[str, Any]]:

@@ -63,7 +63,6 @@ class Trees:
         self._root = replace(self._root, step=step)
         create_root(self._slots.run_dir, self._root, tree=self._slots.other_tree())
         self._slots.switch_tree()
-        self._backing.switched()
         self._point()
 
     def finish(self) -> None:
@@ -76,8 +75,8 @@ class Trees:
     def _point(self) -> None:
         """Tell the backing where state is read from and where it is spilled to."""
         for k in self._layouts.state:
-            self._backing.slots[k] = self._slots.live(k, tree=self._slots.tree())
-            self._backing.scratch[k] = self._scratch(k)
+            live = self._slots.live(k, tree=self._slots.tree())
+            self._backing.point(k, live, self._scratch(k))
 
     def _scratch(self, k: int) -> Slot:
         """Return a segment's slot in the other tree, where it is written next.

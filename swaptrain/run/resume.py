@@ -62,9 +62,7 @@ def find_position(
         _adopt(k, run.gradients[k], backing)
     if run.handoff is not None:
         for key, sums in handoff.items():
-            backing.wrote(key)
-            files, row = backing.place(key)
-            backing.unverified[files.place(row)] = sums
+            backing.found_spilled(key, sums)
         finished = {k: run.gradients[k] for k in run.gradients_used}
         ledger = _ledger(records if run.found.gradients is None else finished, decision.step)
         return Position(decision, ledger, Ledger(), handoff)
@@ -78,9 +76,10 @@ def _live_record(
     k: int, layouts: Layouts, slots: Slots, backing: DiskBacking, root: RootRecord
 ) -> Mapping[str, Any]:
     """Return the record of a segment's live slot, to which `backing` is pointed."""
-    backing.slots[k] = slots.live(k)
+    slot = slots.live(k)
+    backing.point(k, slot)
     link = RunPaths(slots.run_dir).live_link(k)
-    return _checked_record(k, layouts.state[k], layouts, backing.slots[k], backing, root, link)
+    return _checked_record(k, layouts.state[k], layouts, slot, backing, root, link)
 
 
 def _checked_record(
@@ -101,8 +100,7 @@ def _checked_record(
     slot.check_files(record)
     for name, sums in record["checksums"].items():
         for key in layouts.state_keys(k, name):
-            files, row = backing.place(key)
-            backing.unverified[files.place(row)] = sums[files.first : files.first + files.chunks]
+            backing.found_live(key, sums)
     return record
 
 
@@ -142,18 +140,17 @@ def _adopt(k: int, record: Mapping[str, Any], backing: DiskBacking) -> None:
 
     Raises DamagedStoreError where the record has other arrays than the segment.
     """
-    if {name: len(sums) for name, sums in record["checksums"].items()} != backing.kept_arrays(k):
+    arrays = {name: len(sums) for name, sums in record["checksums"].items()}
+    if arrays != backing.places.kept_arrays(k):
         raise DamagedStoreError(
             "what is kept of a segment has other arrays than the segment",
             segment=k,
-            path=backing.kept_record(k),
+            path=backing.files.record(k),
         )
     for name, sums in record["checksums"].items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
-        backing.kept(key)
-        files, row = backing.place(key)
-        backing.unverified[files.place(row)] = sums
+        backing.found_kept(key, sums)
 
 
 def _handoff(
@@ -164,7 +161,7 @@ def _handoff(
         key = ObjectKey(Kind.GRADIENT, row["name"], row["segment"], row["micro_batch"])
         if (
             key.name not in layouts.gradients
-            or not backing.has_gradient(key)
+            or not backing.places.has_gradient(key)
             or len(row["checksums"]) != layouts.gradients[key.name].chunks
             or key in handoff
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -209,7 +209,7 @@ class Training:
         if step != decision.step:
             return builder.step(pending_updates=self._pending)
         build = partial(builder.step, pending_updates=self._pending, top=top)
-        found: set[ObjectKey] = set()
+        found: Mapping[ObjectKey, Sequence[int]] = {}
         if self.values is not None:
             found = self.values.found(step, recoverable(build()))
         program = build(present=found)

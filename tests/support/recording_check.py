@@ -206,14 +206,16 @@ def _look(job: Job, known: Known, found: Found) -> None:
     )
     position = find_position(plan.layouts, slots, backing, root)
     found.decision = position.decision
-    for k, slot in backing.slots.items():
+    for k in plan.layouts.state:
+        slot = backing.slot(k)
         record = slot.read_record(k)
         found.versions[k] = int(record["version"])
         if not known.same(slot.record_path, record):
             found.wrong.append(f"segment {k} has other content of version {record['version']}")
         _verify_arrays(slot, record, found)
-        _look_at_kept(backing.kept_record(k), known, found)
-    for (path, first, row), checksums in backing.unverified.items():
+        _look_at_kept(backing.files.record(k), known, found)
+    for location in backing.locations():
+        (path, first, row), checksums = location.place, location.checksums or ()
         _verify(path if row is None else path / "c" / str(row), first, checksums, row, found)
     _look_at_metrics(run_dir, position.decision.done, found)
     found.completes = bool(position.finished.losses)

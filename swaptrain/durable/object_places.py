@@ -1,0 +1,94 @@
+"""The place that each kind of object has on the disk outside the slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swaptrain.durable.spill_files import SpillFiles
+from swaptrain.program.evaluation import is_evaluated
+from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.rows import row_turn
+from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.paths import RunPaths, SpillFolder
+from swaptrain.store.slots.array_files import ArrayFiles
+
+__all__ = ["ObjectPlaces"]
+
+
+class ObjectPlaces:
+    """Maps objects to files and rows; it knows nothing of what lies there.
+
+    A gradient has two rows per micro-batch, in turn by the commits between its readers, so that a
+    hand-off never overwrites the one before it.
+    """
+
+    def __init__(
+        self, run_dir: Path, layouts: Layouts, files: SpillFiles, *, micro_batches: int
+    ) -> None:
+        self._paths = RunPaths(run_dir)
+        self._layouts, self._files = layouts, files
+        self._micro_batches = micro_batches
+
+    def spilled(self, key: ObjectKey) -> tuple[ArrayFiles, int | None]:
+        """Return the files in RUN/spill, and the row in them, of an object."""
+        if key.kind is Kind.VALUE:
+            return self._value(key)
+        if key.kind is Kind.GRADIENT:
+            row = row_turn(self._layouts.model, key) * self._micro_batches + key.micro_batch
+            return self._files.of("gradients", key.name), row
+        if key.kind is Kind.SAVED:
+            return self._files.of("saved", f"{key.segment:03d}"), key.micro_batch
+        if key.kind is Kind.ACCUMULATOR:
+            return self._files.of("accumulators", f"{key.segment:03d}"), None
+        return self._array("buffers", key), None
+
+    def _value(self, key: ObjectKey) -> tuple[ArrayFiles, int]:
+        name = key.name
+        if name.startswith("before."):
+            name = f"{name}.{key.segment}"
+        if is_evaluated(name):
+            # No more batches than a step has micro-batches pass the slices together.
+            rows = min(self._micro_batches, self._layouts.evaluated_batches)
+            return self._files.of("evaluated", name), key.micro_batch % rows
+        return self._files.of("values", name), key.micro_batch
+
+    def _array(self, folder: SpillFolder, key: ObjectKey) -> ArrayFiles:
+        files = self._files.all(folder, f"{key.segment:03d}")
+        return next(f for f in files if f.name == key.name)
+
+    def kept(self, key: ObjectKey) -> ArrayFiles:
+        """Return the files of a segment's finished gradient, or of the buffers kept with it."""
+        if key.kind is Kind.ACCUMULATOR:
+            return self._files.of("accumulators", f"{key.segment:03d}")
+        return self._array("kept", key)
+
+    def frozen(self, key: ObjectKey) -> ArrayFiles:
+        """Return the files of parameters that never change."""
+        path = self._paths.frozen_slot(key.segment) / key.name
+        return ArrayFiles.of_layout(path, self._layouts.array(key))
+
+    def in_journal(self, key: ObjectKey) -> int | None:
+        """Return the place where the journal says what the disk has of a value or of buffers."""
+        if key.kind is Kind.VALUE:
+            files, row = self.spilled(key)
+            return self._files.place("values", files.name, row)
+        return self._files.place("buffers", f"{key.segment:03d}/{key.name}", None)
+
+    def has_gradient(self, key: ObjectKey) -> bool:
+        """Whether there is a place for a gradient that a record names."""
+        try:
+            row_turn(self._layouts.model, key)
+        except ValueError:  # its segment does not read it
+            return False
+        return key.micro_batch < self._micro_batches
+
+    def kept_arrays(self, segment: int) -> dict[str, int]:
+        """Return the chunks of each array that is kept of a segment, by name."""
+        arrays = {
+            array.name: array.chunks
+            for array in self._layouts.state[segment].arrays
+            if array.name.startswith("buffers_")
+        }
+        if segment in self._layouts.accumulators:
+            arrays["gradient"] = self._layouts.accumulators[segment].chunks
+        return arrays
