@@ -72,8 +72,11 @@ class Commits:
             self._note(states, checksums, handed_on.writes)
             return make(checksums, handed_on.rows(checksums.handoff))
 
+        # Before it is submitted, since it notes its checksums at the places that are known by then.
         self._backing.commit(k, slot)
         future = self._committer.commit(k, slot, record, states, handed_on.writes)
+        # Before the next instruction. Were one of these objects changed while it is written, the
+        # slot would have bytes of two versions, and the record the checksum of one.
         self._tier.saving([*made.objects, *handed_on.in_memory], future)
 
     def _begin(self, made: Made, slabs: Slabs, slot: Slot) -> list[tuple[ObjectKey, Started]]:
@@ -137,6 +140,9 @@ class Commits:
                 handed_on.rows(rest),
             )
 
+        # In place, over the gradient of the step before. The committer goes in order: the commit
+        # of the update that took that one is durable before this begins to write. Were it not,
+        # a kill in between would find the segment one step behind, and no gradient for it.
         future = self._committer.write(path, path.stat().st_size, record, writes)
         self._tier.saving([*keys, *handed_on.in_memory], future)
 

@@ -59,10 +59,15 @@ class Trees:
 
     def switch(self, step: int) -> None:
         """Make the tree that holds `step` the live one; every segment was written to it."""
+        # Each slot is flushed before the root names their step. Were the root first, a power loss
+        # after the switch could find a live tree with segments of two steps.
         self._commits.drain()
         self._root = replace(self._root, step=step)
         create_root(self._slots.run_dir, self._root, tree=self._slots.other_tree())
+        # The root before the switch: else a kill in between finds a live tree whose root is of
+        # another step than its segments.
         self._slots.switch_tree()
+        # The switch before anything is spilled: else that would go into the tree which is live.
         self._point()
 
     def finish(self) -> None:

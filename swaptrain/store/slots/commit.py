@@ -137,6 +137,8 @@ class Committer:
 
         def finish() -> None:
             checksums = [_results(started.futures) for started in self._start(writes)]
+            # In place: a record that is torn, or found beside other arrays, counts as absent. Were
+            # it first, a power loss could leave a whole record of gradients that were not written.
             with span("write the record"):
                 write_record(record_path, record(Checksums(handoff=checksums)), record_bytes)
             if after is not None:
@@ -216,7 +218,8 @@ class Committer:
         tree: str | None,
         switch: bool,
     ) -> None:
-        # The commit before is durable by now, which the hand-off has to come behind.
+        # Only now, when the commit before is durable. Rows alternate: this hand-off overwrites the
+        # one from which the step goes on as long as that commit can still be lost.
         handoff = self._start(handoff_writes)
         arrays: dict[str, list[int]] = {}
         try:
@@ -227,6 +230,8 @@ class Committer:
             with span("wait for the hand-off"):
                 wait([future for started in handoff for future in started.futures])
         checksums = Checksums(arrays, [_results(started.futures) for started in handoff])
+        # The record after all that it names is flushed, the switch after the record. A power loss
+        # may keep the rename and drop what was not flushed: then the segment has no whole version.
         with span("write the record"):
             slot.write_record(record(checksums))
         if switch:
