@@ -18,7 +18,7 @@ The parts, in the order of an instruction:
   forward, turn, backward, update,     computes; the turn is the last segment's forward and backward
     settle, load, evaluate             in one; settle takes norms for clipping, load brings a batch
   begin to write                       hands a segment's new state to the thread that commits
-  wait for a commit, for a slot        until the segment before is durable (store.repeats)
+  wait for a commit, for a slot        until the segment before is durable (store.commit.lag)
   look at memory                       compares the resident set with memory.host
   plan memory                          decides what memory holds when in the step
   the loop itself                      all else

@@ -125,7 +125,7 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     tree["memory"] = {"host": f"{case.host_gib}GiB"}
     if options.device == "cuda" and case.device_gib is not None:
         tree["memory"]["device"] = f"{case.device_gib}GiB"
-    tree["store"] = {"commit_every": case.commit_every}
+    tree["store"] = {"commit": {"every": case.commit_every}}
     config.write_text(yaml.safe_dump(tree))
     limit = None
     if options.limit:
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show(
                 f"{name}: {case.shape} parameters, {case.micro_batches} micro-batches of "
                 f"{SEQUENCE} tokens, memory.host {case.host_gib} GiB, "
-                f"commit_every {case.commit_every}",
+                f"commit.every {case.commit_every}",
                 case.micro_batches * SEQUENCE,
                 [together(found) for found in runs.values()],
             )

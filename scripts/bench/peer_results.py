@@ -54,7 +54,7 @@ class Result:
 def together(runs: Sequence[Result]) -> Result:
     """Return one system's steps of all rounds, or the first failure of one.
 
-    With commit_every > 1 the steps that commit stay the last ones.
+    With store.commit.every > 1 the steps that commit stay the last ones.
     """
     failed = next((run for run in runs if run.failure), None)
     if failed is not None:

@@ -6,7 +6,8 @@ removed afterwards.
 
     python scripts/bench/slow_disk.py
     python scripts/bench/slow_disk.py --megabytes-per-s 200 50 --micro-batches 1 4
-    python scripts/bench/slow_disk.py store.repeats=1 --shape 270m --host 2GiB --megabytes-per-s 600
+    python scripts/bench/slow_disk.py store.commit.lag=1 --shape 270m --host 2GiB \
+        --megabytes-per-s 600
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def config_of(
         "train": {"steps": STEPS, "seed": SEED, "threads": 1, "check_capture": check},
         "device": "cpu",
         "memory": {"host": "512MiB", "segment": "128KiB"},
-        "store": {"repeats": 1},
+        "store": {"commit": {"lag": 1}},
         "run": {"dir": str(folder)},
     }  # fmt: skip
     path = folder.with_suffix(".yaml")

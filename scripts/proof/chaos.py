@@ -41,7 +41,7 @@ _CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": _GPT,
     "clipped": {**_GPT, **_CLIPPED},
-    "trees": {**_GPT, "store": {"commit_every": 3}},
+    "trees": {**_GPT, "store": {"commit": {"every": 3}}},
     "batch-norm": _CNN,
     "bn-clipped": {**_CNN, **_CLIPPED},
     "parts": {
@@ -49,7 +49,7 @@ MODES: dict[str, dict[str, Any]] = {
         "memory": {"host": "256MiB", "segment": "200KiB"},
         "store": {"chunk": "8KiB"},
     },
-    "repeats-2": {**_GPT, "store": {"repeats": 2}},
+    "lag-2": {**_GPT, "store": {"commit": {"lag": 2}}},
     "paths": {**_GPT, "store": {"paths": ["disk0", "disk1"]}},
 }
 
@@ -61,7 +61,7 @@ def config_of(mode: str, folder: Path, steps: int) -> dict[str, Any]:
         "optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
         "train": {"steps": steps, "seed": 3, "threads": 1},
         "device": "cpu",
-        "store": {"repeats": 1},
+        "store": {"commit": {"lag": 1}},
     }
     for section, fields in MODES[mode].items():
         tree[section] = {**tree.get(section, {}), **fields}

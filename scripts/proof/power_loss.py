@@ -69,13 +69,13 @@ PARTS = {"memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**GPT, **CLIPPED},
-    "repeats-2": {**GPT, "store": {"repeats": 2}},
+    "lag-2": {**GPT, "store": {"commit": {"lag": 2}}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
-    "trees": {**GPT, "store": {"commit_every": 3}, "train": {"steps": 4}},
-    "trees-clipped": {**CNN, **CLIPPED, "store": {"commit_every": 3}, "train": {"steps": 4}},
+    "trees": {**GPT, "store": {"commit": {"every": 3}}, "train": {"steps": 4}},
+    "trees-clipped": {**CNN, **CLIPPED, "store": {"commit": {"every": 3}}, "train": {"steps": 4}},
     "two-disks": {**GPT, "store": DISKS},
     "frozen": {
         "model": {"python": "tests.support.models:part_frozen"},
@@ -88,7 +88,7 @@ MODES: dict[str, dict[str, Any]] = {
     "fresh": {**GPT, "store": DISKS, "train": {"steps": 1}},
     "snapshots": {**GPT, "store": KEEP, "train": {"steps": 3}},
     "back": {**GPT, "store": KEEP, "train": {"steps": 3}},
-    "trees-back": {**GPT, "store": {**KEEP, "commit_every": 2}, "train": {"steps": 3}},
+    "trees-back": {**GPT, "store": {**KEEP, "commit": {"every": 2}}, "train": {"steps": 3}},
 }
 """What is trained. Before that `longer` trains a step less, `fresh` and `back` train all steps."""
 

@@ -56,7 +56,7 @@ TIED: dict[str, Any] = {
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**GPT, "optimizer": {"clip_norm": 0.3}},
-    "trees": {**GPT, "store": {"commit_every": 2}, "train": {"steps": 4}},
+    "trees": {**GPT, "store": {"commit": {"every": 2}}, "train": {"steps": 4}},
     "parts": {**GPT, "memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}},
     "batch-norm": CNN,
     "tied": TIED,
@@ -136,11 +136,12 @@ def run(tree: Path, changes: dict[str, Any], folder: Path) -> Found:
             "train": {"steps": 3, "seed": 3, "threads": 1, "check_capture": False},
             "device": "cpu",
             "memory": {"host": "256MiB"},
-            "store": {"repeats": 1},  # null chooses by the speed of the machine
+            "store": {"commit": {"lag": 1}},  # null chooses by the speed of the machine
             "run": {"dir": f"{name}/disk/run"},
         }
         for section, fields in changes.items():
             config[section] = {**config.get(section, {}), **fields}
+        config["store"] = as_known_at(tree, config["store"])
         config["data"] |= {"micro_batch": 2, "micro_batches": 2, "shuffle": False}
         Path(name, "disk").mkdir()
         Path(name, "config.yaml").write_text(yaml.safe_dump(config))
@@ -152,6 +153,17 @@ def run(tree: Path, changes: dict[str, Any], folder: Path) -> Found:
         if done.returncode:
             raise SystemExit(f"{tree}: {done.stderr[-2000:]}")
         return Found(**json.loads(done.stdout))
+
+
+def as_known_at(tree: Path, store: dict[str, Any]) -> dict[str, Any]:
+    """Return the section `store` with the keys that a tree has for its `commit`."""
+    if "class CommitConfig" in (tree / "swaptrain/config/schema.py").read_text():
+        return store
+    commit = {
+        "commit_every": store["commit"].get("every", 1),
+        "repeats": store["commit"].get("lag"),
+    }
+    return {key: value for key, value in store.items() if key != "commit"} | commit
 
 
 def agreed(runs: Sequence[Found]) -> dict[str, Any]:

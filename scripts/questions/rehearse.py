@@ -57,7 +57,7 @@ def main() -> int:
             state_bytes(chosen),
             boundary_bytes(chosen),
             chosen.pool_bytes - chosen.peaks.instruction_bytes,
-            commit_every=config.store.commit_every,
+            commit_every=config.store.commit.every,
             keeps_values=config.store.keeps_values,
         )
         table.add_row(

@@ -16,6 +16,9 @@ from swaptrain.errors import ConfigError
 
 __all__ = ["config_error", "known_keys", "nearest", "section_of"]
 
+RENAMED = {"store.commit_every": "store.commit.every", "store.repeats": "store.commit.lag"}
+"""Dotted keys of earlier configs, each with the key that now has its meaning and its values."""
+
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section that a field holds (`EvalConfig | None` too), or None for a value."""
@@ -84,6 +87,8 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
     if kind == "missing":
         return f"missing; {_how_to_set(path, root)}"
     if kind == "extra_forbidden":
+        if name in RENAMED:
+            return f"unknown key; it is {RENAMED[name]} now"
         near = nearest(name, root)
         return (
             f"unknown key; did you mean {near}?" if near else f"unknown key; {_choices(path, root)}"

@@ -22,7 +22,7 @@ _FREE = (
     "run",
     "store.keep",
     "store.paths",
-    "store.repeats",
+    "store.commit.lag",
     "store.verify",
     "store.values",
     "train.check_capture",

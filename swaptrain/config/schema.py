@@ -32,7 +32,7 @@ from swaptrain.config.paths import written_path
 from swaptrain.config.yaml_text import dump_yaml, plain
 from swaptrain.units import GIB, KIB, exact_size, format_size
 
-__all__ = ["Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
+__all__ = ["CommitConfig", "Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
 __all__ += [
     "KeepConfig",
     "OptimizerConfig",
@@ -295,11 +295,24 @@ class KeepConfig(Section):
     """Snapshots of earlier steps, to which `--from-step N` goes back."""
 
     every: Positive
-    """A snapshot is made of each step whose number is a multiple of this. With `commit_every` > 1
-    such a step is committed."""
+    """A snapshot is made of each step whose number is a multiple of this. With
+    `store.commit.every` > 1 such a step is committed."""
     last: Positive = 2
     """How many are kept; the oldest goes when there is one more. Each takes the disk of the state
     once more, reserved at the start."""
+
+
+class CommitConfig(Section):
+    """When a step becomes durable, and what a killed run repeats."""
+
+    every: Positive = 1
+    """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
+    one segment's backward (or two: `lag`)."""
+    lag: Literal[1, 2] | None = None
+    """Segments whose backward a killed run may have to do again (with `every` 1). 2: a commit has
+    all micro-batches of the next segment to become durable instead of the first one, which makes
+    steps shorter where the disk takes about as long as the processor. null: 2 where a start finds
+    that it makes them a twentieth shorter, else 1."""
 
 
 class StoreConfig(Section):
@@ -312,9 +325,8 @@ class StoreConfig(Section):
     """Largest chunk file: a multiple of 4096 bytes from 8KiB to 1GiB. An update goes through what
     only it reads by chunks, a sixteenth of a segment or more at a time: smaller ones need less
     memory. null: chosen at creation by the size of the segments, 1MiB to 64MiB, and recorded."""
-    commit_every: Positive = 1
-    """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
-    one segment's backward (or two: `store.repeats`)."""
+    commit: CommitConfig = CommitConfig()
+    """When a step becomes durable, and what a killed run repeats."""
     verify: Literal["always", "first_read", "never"] = "first_read"
     """When the checksum of a chunk is compared as it is read. first_read: once for what an earlier
     process wrote; always: also each time for what this process wrote itself; never: not at all (a
@@ -324,17 +336,12 @@ class StoreConfig(Section):
 
     values: bool = True
     """Whether each activation is written to disk when it is made, also where memory could hold it
-    until it is used (with commit_every 1). false: a killed run repeats the step's forward."""
-    repeats: Literal[1, 2] | None = None
-    """Segments whose backward a killed run may have to do again (with commit_every 1). 2: a commit
-    has all micro-batches of the next segment to become durable instead of the first one, which
-    makes steps shorter where the disk takes about as long as the processor. null: 2 where a start
-    finds that it makes them a twentieth shorter, else 1."""
+    until it is used (with `commit.every` 1). false: a killed run repeats the step's forward."""
 
     @property
     def keeps_values(self) -> bool:
         """Whether a step's activations are kept for a resume inside it."""
-        return self.values and self.commit_every == 1
+        return self.values and self.commit.every == 1
 
     @field_validator("chunk")
     @classmethod

@@ -25,8 +25,8 @@ __all__ = ["Commits", "record_bytes"]
 class Commits:
     """Submits commits of segments and of spilled gradients for one run.
 
-    With `commit_every` 1 a fused step commits each segment behind its update, with the hand-off;
-    a larger one writes the whole store to the other tree in every m-th step.
+    With `store.commit.every` 1 a fused step commits each segment after its update, with the
+    hand-off; a larger one writes the whole store to the other tree in every m-th step.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Commits:
     def write_segment(
         self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
-        """Write a segment's state into its slot of the tree that is not live (commit_every > 1)."""
+        """Write a segment's state into its slot of the other tree (store.commit.every > 1)."""
         k = instruction.segment
         slot = self._backing.scratch(k)
         for key in made.objects:

@@ -32,15 +32,15 @@ seen in a Llama and in a GRU of 512 steps."""
 
 
 def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:
-    """Return the plan with what makes its steps shortest: what segments save, `store.repeats`.
+    """Return the plan with what makes its steps shortest: what segments save, `store.commit.lag`.
 
     `disk_bytes` is what may be reserved for what is saved and memory does not hold. Where
-    `store.repeats` is null, two segments' backwards may be repeated where that is worth it: not
+    `store.commit.lag` is null, two segments' backwards may be repeated where that is worth it: not
     where nothing is known of the machine, nor where a rehearsal takes minutes.
     """
 
-    def best(repeats: int) -> Plan:
-        again = replace(plan, repeats=repeats)
+    def best(lag: int) -> Plan:
+        again = replace(plan, lag=lag)
         return choose_saves(again, config, machine, disk_bytes=disk_bytes)
 
     def step_s(chosen: Plan) -> float:
@@ -48,15 +48,15 @@ def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_byt
         assert seconds is not None, "the machine is known, and the program short enough"
         return seconds
 
-    if config.store.commit_every > 1:
+    if config.store.commit.every > 1:
         return best(1)
-    if config.store.repeats is not None:
-        return best(config.store.repeats)
+    if config.store.commit.lag is not None:
+        return best(config.store.commit.lag)
     strict = best(1)
     if machine is None or len(plan.step) > _LONGEST_SEARCHED:
         return strict
     strict_s = step_s(strict)
-    if step_s(replace(strict, repeats=2)) > _NO_GAIN * strict_s:
+    if step_s(replace(strict, lag=2)) > _NO_GAIN * strict_s:
         return strict
     lax = best(2)
     return lax if step_s(lax) < _WORTH_REPEATING * strict_s else strict

@@ -64,8 +64,8 @@ class Plan:
     """Seconds that the tier itself takes for an instruction, where that was measured."""
     load_s: float = 0.0
     """Seconds that a micro-batch takes to load, where that was measured."""
-    repeats: int = 1
-    """Segments whose backward a kill may repeat (`store.repeats`)."""
+    lag: int = 1
+    """Segments whose backward a kill may repeat (`store.commit.lag`)."""
 
     @property
     def least_host_bytes(self) -> int:

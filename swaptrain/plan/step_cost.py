@@ -37,14 +37,14 @@ class Price:
 def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     """Return what a step of the plan takes, as a rehearsal finds it.
 
-    With commit_every > 1 it is the mean of steps that commit and steps that do not.
+    With store.commit.every > 1 it is the mean of steps that commit and steps that do not.
     """
     program = plan.step
     seconds = instruction_seconds(plan)
     compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
-    m = config.store.commit_every
+    m = config.store.commit.every
     work = IOWork() if machine is None else machine.io_work
     rehearsal = Rehearsal(
         plan.layouts.size_bytes,
@@ -60,7 +60,7 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     usual = rehearsal.run(program, program, durability)
     traffic, step_s = usual.traffic, usual.seconds
     if m > 1:
-        whole = Durability(program, program, unit="store", lag=plan.repeats)
+        whole = Durability(program, program, unit="store", lag=plan.lag)
         last = rehearsal.run(program, program, whole)
         traffic = Traffic(
             (last.traffic.read_bytes + (m - 1) * usual.traffic.read_bytes) // m,
@@ -76,9 +76,9 @@ def usual_durability(plan: Plan, config: Config) -> Durability:
     return Durability(
         plan.step,
         plan.step,
-        unit="nothing" if config.store.commit_every > 1 else "segment",
+        unit="nothing" if config.store.commit.every > 1 else "segment",
         keeps_activations=config.store.keeps_values,
-        lag=plan.repeats,
+        lag=plan.lag,
     )
 
 

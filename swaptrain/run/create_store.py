@@ -69,7 +69,7 @@ def root_record(
             }
             for segment in model.segments
         ],
-        commit_every=config.store.commit_every,
+        commit_every=config.store.commit.every,
         choices={
             "cuts": plan.cuts,
             "content": built.content,

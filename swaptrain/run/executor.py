@@ -54,7 +54,7 @@ class StepState:
     """From a micro-batch's number to the items that it holds, in words."""
     clip_norm: float | None = None
     unit: CommitUnit = "segment"
-    """Segments with commit_every 1; with a larger one the store, in a step that commits."""
+    """Segments with store.commit.every 1; with a larger one the store, in a step that commits."""
     ledger: Ledger = field(default_factory=Ledger)
     update_ledger: Ledger | None = None
     """Of the update's step, when it is not the step that runs."""
@@ -93,7 +93,7 @@ class Executor:
         guard: BudgetGuard,
         *,
         values: KeptValues | None = None,
-        repeats: int = 1,
+        lag: int = 1,
         begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
         observe: Callable[[int, Instruction], None] = lambda *_: None,
@@ -101,14 +101,14 @@ class Executor:
     ) -> None:
         """Take what instructions act on; `values` keeps what forwards make, for a resume.
 
-        A kill repeats the backward of `repeats` segments at most.
+        A kill repeats the backward of `lag` segments at most.
         `observe` hears of each instruction behind it, and of the step that it belongs to;
         `computed` of each one and its slabs, before anything that it made is written.
         """
         self._begin, self._observe, self._computed = begin, observe, computed
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
-        self._values, self._repeats = values, repeats
+        self._values, self._lag = values, lag
 
     def run(
         self,
@@ -128,7 +128,7 @@ class Executor:
             following,
             unit=state.unit,
             keeps_activations=self._values is not None,
-            lag=self._repeats,
+            lag=self._lag,
         )
         self._tier.follow(program, following, durability)
         under_way: deque[_Begun] = deque()

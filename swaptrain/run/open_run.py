@@ -79,7 +79,7 @@ class OpenRun:
         self._root, self._stop = root, stop
         self._run_dir = config.run.dir
         self._paths = RunPaths(self._run_dir)
-        self._trees = config.store.commit_every > 1
+        self._trees = config.store.commit.every > 1
         self._committer: Committer | None = None
         self._metrics: MetricsFile | None = None
         self._tier: Tier | None = None
@@ -210,10 +210,10 @@ class OpenRun:
             self._progress.note(f"the backward recomputes all that it needs: {error}")
             files.clear_saved()
             chosen = choose_plan(plan, config, machine, disk_bytes=0)
-        if config.store.repeats is None and chosen.repeats > 1:
+        if config.store.commit.lag is None and chosen.lag > 1:
             self._progress.note(
                 "on this disk steps are shorter where a killed run may repeat two segments' "
-                "backwards instead of one, so it may (store.repeats)"
+                "backwards instead of one, so it may (store.commit.lag)"
             )
         can, most = len(chosen.builder.saves), len(plan.captured.model.segments) - 1
         if config.train.recompute is False and can < most:
@@ -351,7 +351,7 @@ class OpenRun:
                 commits,
                 guard,
                 values=self._values,
-                repeats=plan.repeats,
+                lag=plan.lag,
                 begin=watch.begin,
                 tick=watch.tick,
                 observe=self._observe,

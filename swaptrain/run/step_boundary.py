@@ -12,20 +12,20 @@ from swaptrain.units import format_duration
 __all__ = ["Boundary"]
 
 _NEAR_S = 60.0
-"""With commit_every > 1 a step that ends within this is finished and committed before a stop."""
+"""With store.commit.every > 1 a step that ends within this is finished and committed at a stop."""
 
 
 class Boundary:
     """Knows where in its steps a run is, and what a stop or an export has to wait for.
 
     Between two steps the state is whole: all of one step, but for updates that wait for the next
-    one. Then it can be committed, whatever commit_every is.
+    one. Then it can be committed, whatever store.commit.every is.
     """
 
     def __init__(self, stop: StopRequest, exports: ExportDoor) -> None:
         self._stop, self._exports = stop, exports
         self.committed: Callable[[], int] | None = None
-        """With commit_every > 1: the step that the disk has."""
+        """With store.commit.every > 1: the step that the disk has."""
         self.updates_left: Callable[[], bool] = lambda: False
         """Whether updates of the step before are still to be done, before a stop too."""
         self.whole: int | None = None

@@ -266,7 +266,7 @@ class Training:
         self.boundary.serve(step)
 
     def _commit_tree(self, step: int) -> None:
-        """Commit behind a step for which that was not planned (commit_every > 1)."""
+        """Commit behind a step for which that was not planned (store.commit.every > 1)."""
         assert self.trees is not None
         self.trees.include(step)
         if self._pending:
@@ -280,7 +280,7 @@ class Training:
     def _save_what_is_done(self, stop: StoppedBySignal) -> None:
         """Before stopping: do the pending updates that the program has not come to.
 
-        With commit_every > 1 they would not be committed, unless the stop is between two steps.
+        With store.commit.every > 1 only a stop between two steps would commit them.
         """
         whole = self.boundary.whole
         if self.trees is not None and (whole is None or whole == self.trees.step):

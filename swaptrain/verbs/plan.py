@@ -63,7 +63,7 @@ def plan(config: Config) -> PlanReport:
             made = with_tier_cost(made, config, prepared.device)
         needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)
-    commit_every = config.store.commit_every
+    commit_every = config.store.commit.every
     keeps_values = config.store.keeps_values
     priced = price(made, config, found)
     traffic = priced.traffic
@@ -105,7 +105,7 @@ def plan(config: Config) -> PlanReport:
         io_s=None if found is None else found.disk.seconds(read_bytes, written),
         compute_s=priced.compute_s,
         step_s=priced.step_s,
-        repeats=made.repeats,
+        lag=made.lag,
         idle_steps=idle,
         break_even_tokens=_break_even(config, made, found, state),
         weighting=str(prepared.weighting) if prepared.weighting.matters else None,

@@ -64,7 +64,7 @@ class PlanReport:
     """As measured when the plan was made, instruction by instruction with no I/O beside them."""
     step_s: float | None
     """Of the rehearsal."""
-    repeats: int
+    lag: int
     """Segments whose backward a kill may repeat, as the config says or as was chosen."""
     break_even_tokens: float | None
     weighting: str | None

@@ -166,8 +166,8 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
                 f"{len(report.segments)} segments save what the others recompute"
             ),
         )
-        if report.repeats > 1:
-            yield "", "a killed run may repeat two segments' backwards for that (store.repeats)"
+        if report.lag > 1:
+            yield "", "a killed run may repeat two segments' backwards for that (store.commit.lag)"
     if report.break_even_tokens is not None:
         yield (
             "break-even",

@@ -50,8 +50,8 @@ def train(
 
     `observe` is called behind each instruction with the step that it belongs to (of an update that
     waits for the global norm, the step of its gradients) and the instruction, when what earlier
-    segments left to write is on the disk: with commit_every 1 a run that is killed does nothing
-    again of what was observed but instructions of one segment.
+    segments left to write is on the disk: with store.commit.every 1 a killed run does nothing again
+    of what was observed but instructions of one segment.
 
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.

@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "parts, clipped": {
         "model": {"hf": GELU_LLAMA, "dtype": "bfloat16"}, **PARTS, "optimizer": {"clip_norm": 0.1}
     },
-    "experts": {"model": {"hf": EXPERTS}, "store": {"commit_every": 2}},
+    "experts": {"model": {"hf": EXPERTS}, "store": {"commit": {"every": 2}}},
     "whole parameters": {"model": {"hf": GPT2}, "optimizer": {"name": "adafactor"}},
     "buffers, evaluated": {
         "model": {"python": CONVOLUTIONAL},

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from swaptrain.compute import runner
 from swaptrain.compute.saved_tensors import SavedTensors
+from swaptrain.config.schema import CommitConfig
 from swaptrain.machine.speeds import Machine
 from swaptrain.plan.choose import choose_plan, choose_saves
 from swaptrain.plan.planner import Plan
@@ -302,16 +303,18 @@ def test_a_kill_may_repeat_two_segments_where_that_makes_steps_shorter(
     written = sum(layout.nbytes for layout in plan.layouts.state.values())
     backward_s = 3 * sum(1.0 for i in plan.step if i.operation is Operation.BACKWARD)
 
-    def repeats(bytes_per_s: float, *, said: int | None = None, commit_every: int = 1) -> int:
-        store = config.store.model_copy(update={"repeats": said, "commit_every": commit_every})
+    def lag(bytes_per_s: float, *, said: int | None = None, every: int = 1) -> int:
+        commit = CommitConfig.model_validate({"every": every, "lag": said})
+        store = config.store.model_copy(update={"commit": commit})
         job = config.model_copy(update={"store": store})
-        return choose_plan(plan, job, speeds(bytes_per_s), disk_bytes=1 << 40).repeats
+        return choose_plan(plan, job, speeds(bytes_per_s), disk_bytes=1 << 40).lag
 
     balanced = written / backward_s
-    assert repeats(balanced) == 2
-    assert repeats(balanced * 1e6) == 1  # there is nothing to gain
-    assert repeats(balanced, said=1) == 1
-    assert repeats(balanced * 1e6, said=2) == 2
-    assert repeats(balanced, commit_every=2) == repeats(balanced, said=2, commit_every=2) == 1
-    job = config.model_copy(update={"store": config.store.model_copy(update={"repeats": None})})
-    assert choose_plan(plan, job, None, disk_bytes=1 << 40).repeats == 1  # nothing is known
+    assert lag(balanced) == 2
+    assert lag(balanced * 1e6) == 1  # there is nothing to gain
+    assert lag(balanced, said=1) == 1
+    assert lag(balanced * 1e6, said=2) == 2
+    assert lag(balanced, every=2) == lag(balanced, said=2, every=2) == 1
+    open_lag = config.store.model_copy(update={"commit": CommitConfig()})
+    job = config.model_copy(update={"store": open_lag})
+    assert choose_plan(plan, job, None, disk_bytes=1 << 40).lag == 1  # nothing is known

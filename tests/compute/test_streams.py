@@ -64,7 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": {"clip_norm": 0.3},
     },
     "clipped": {"optimizer": {"clip_norm": 0.3}},
-    "trees": {"store": {"commit_every": 2}},
+    "trees": {"store": {"commit": {"every": 2}}},
     "evaluated": {
         "eval": {"python": "tests.support.datasets:text", "every": 1, "batches": 2},
     },

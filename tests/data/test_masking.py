@@ -157,7 +157,7 @@ def test_a_masked_run_is_plain_pytorchs_over_a_resume(tmp_path: Path, tokenizer:
     }  # fmt: skip
     data = config(tmp_path, tokenizer, {"micro_batch": 50}).to_tree()["data"]
     tree = {
-        "model": {"hf": bert}, "data": data, "store": {"repeats": 1},
+        "model": {"hf": bert}, "data": data, "store": {"commit": {"lag": 1}},
         "train": {"steps": 2, "seed": 3, "threads": 1},
     }  # fmt: skip
     job = config_of(tmp_path / "run", tree)

@@ -41,7 +41,7 @@ MODES: dict[str, dict[str, Any]] = {
         "memory": {"segment": "64KiB"},
         "optimizer": {"clip_norm": 0.3},
     },
-    "trees": {**TREE, "store": {"commit_every": 2}},
+    "trees": {**TREE, "store": {"commit": {"every": 2}}},
 }
 
 

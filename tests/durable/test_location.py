@@ -34,7 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "fused": CONVOLUTIONAL,
     "in parts": {**GPT, "store": {"chunk": "8KiB"}},
     "deferred": {**CONVOLUTIONAL, "optimizer": {"clip_norm": 0.3}},
-    "trees": {**CONVOLUTIONAL, "store": {"commit_every": 2}},
+    "trees": {**CONVOLUTIONAL, "store": {"commit": {"every": 2}}},
 }
 TAKEN = {
     ("spill", "absent"), ("spill", "live"), ("spill", "spilled"),

@@ -18,7 +18,7 @@ _GPT: dict[str, Any] = {
 MODES: dict[str, dict[str, Any]] = {
     "fused": _GPT,
     "clipped": {**_GPT, "optimizer": {"clip_norm": 0.3}},
-    "trees": {**_GPT, "store": {"commit_every": 2}, "train": {"steps": 3}},
+    "trees": {**_GPT, "store": {"commit": {"every": 2}}, "train": {"steps": 3}},
     "parts": {
         **_GPT,
         "model": {**_GPT["model"], "kwargs": {"layers": 1, "dropout": 0.1, "width": 32}},

@@ -25,7 +25,7 @@ def scheduled(steps: int, name: str, run_dir: Path = Path("run"), **fields: Any)
         "train": {"steps": steps, "threads": 1},
         "device": "cpu",
         "memory": {"host": "256MiB"},
-        "store": {"repeats": 1},
+        "store": {"commit": {"lag": 1}},
         "run": {"dir": str(run_dir)},
     })  # fmt: skip
 

@@ -41,23 +41,23 @@ def test_a_start_says_what_it_lets_a_kill_repeat(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Where it has chosen that itself, and the executor is told; the bits are the same."""
-    plain = losses(trained(job(tmp_path / "plain", repeats=1)))
+    plain = losses(trained(job(tmp_path / "plain", commit={"lag": 1})))
     assert NOTE not in capsys.readouterr().out
-    choose, repeats = open_run.choose_plan, []
+    choose, lags = open_run.choose_plan, []
 
     def twice(*args: Any, **options: Any) -> Plan:
-        return replace(choose(*args, **options), repeats=2)
+        return replace(choose(*args, **options), lag=2)
 
     class Told(Executor):
         def __init__(self, *args: Any, **options: Any) -> None:
-            repeats.append(options["repeats"])
+            lags.append(options["lag"])
             super().__init__(*args, **options)
 
     monkeypatch.setattr(open_run, "choose_plan", twice)
     monkeypatch.setattr(open_run, "Executor", Told)
-    assert losses(trained(job(tmp_path / "run", repeats=said))) == plain
+    assert losses(trained(job(tmp_path / "run", commit={"lag": said}))) == plain
     assert (NOTE in capsys.readouterr().out) == (said is None)
-    assert repeats == [2]
+    assert lags == [2]
 
 
 @pytest.mark.proof

@@ -39,7 +39,7 @@ def config_of(run_dir: Path, tree: dict[str, Any]) -> Config:
         "train": {"steps": 5, "seed": 3, "threads": 1},
         "device": "cpu",
         "memory": {"host": "256MiB"},
-        "store": {"repeats": 1},  # null would choose by the speed of the machine
+        "store": {"commit": {"lag": 1}},  # null would choose by the speed of the machine
         "run": {"dir": str(run_dir)},
     }
     for section, fields in tree.items():

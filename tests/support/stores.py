@@ -30,7 +30,7 @@ STATES: dict[str, tuple[dict[str, Any], int | None]] = {
     "finished": (MLP, None),
     "inside a step": (MLP, 4),
     "update pending": ({**MLP, "optimizer": {"clip_norm": 0.1}}, 4),
-    "two trees": ({**MLP, "store": {"commit_every": 2}, "train": {"steps": 4}}, 7),
+    "two trees": ({**MLP, "store": {"commit": {"every": 2}}, "train": {"steps": 4}}, 7),
 }
 """By name: the config, and the number of the switch in which the disk fails, if it does."""
 

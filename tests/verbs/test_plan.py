@@ -210,9 +210,9 @@ def test_a_plan_without_the_machines_speed_says_what_it_leaves_out(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("lag", [1, 2])
 def test_it_says_when_a_kill_may_repeat_two_segments(
-    repeats: int,
+    lag: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -220,9 +220,9 @@ def test_it_says_when_a_kill_may_repeat_two_segments(
     """As the config says, or as was chosen."""
     disk = Disk(2e8, 2e8, 2e8)
     monkeypatch.setattr(plan_module, "known_machine", lambda *_: Machine(disk, 0.0, IOWork(), {}))
-    config = job(tmp_path, "gpt", store={"repeats": repeats})
+    config = job(tmp_path, "gpt", store={"commit": {"lag": lag}})
     show(plan(config), config)
-    assert ("two segments' backwards" in capsys.readouterr().out) == (repeats == 2)
+    assert ("two segments' backwards" in capsys.readouterr().out) == (lag == 2)
 
 
 @pytest.mark.whole

@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "large": {"memory": {"host": "1GiB"}},
     "small": {"memory": {"host": "40MiB"}},
-    "commit-every-3": {"store": {"commit_every": 3}},
+    "commit-every-3": {"store": {"commit": {"every": 3}}},
 }
 
 

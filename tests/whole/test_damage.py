@@ -38,7 +38,7 @@ CNN: dict[str, Any] = {
 MODES = {
     "fused": GPT,
     "clipped": {**CNN, "optimizer": {"clip_norm": 0.3}},
-    "trees": {**GPT, "store": {"commit_every": 2}},
+    "trees": {**GPT, "store": {"commit": {"every": 2}}},
     "frozen": {
         **GPT,
         "model": {"python": "tests.support.models:frozen_mlp"},
@@ -154,7 +154,7 @@ SWEPT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clipped": ({**CNN, "train": {"steps": 3}, "optimizer": {"clip_norm": 0.3}}, "inside"),
     "tied": ({**GPT, "memory": {"segment": "32KiB"}, "train": {"steps": 3}}, "inside"),
-    "trees": ({**GPT, "store": {"commit_every": 2}, "train": {"steps": 4}}, "between"),
+    "trees": ({**GPT, "store": {"commit": {"every": 2}}, "train": {"steps": 4}}, "between"),
 }
 
 

@@ -73,7 +73,7 @@ def held_out_losses(run_dir: Path) -> dict[int, float]:
 
 SMALL = {"memory": {"segment": "4KiB"}}
 CLIPPED = {"optimizer": {"clip_norm": 0.5}, **SMALL}
-TREES = {"store": {"commit_every": 2}, **SMALL}
+TREES = {"store": {"commit": {"every": 2}}, **SMALL}
 
 
 @pytest.mark.parametrize(

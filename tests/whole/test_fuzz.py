@@ -131,7 +131,10 @@ CONFIG: dict[str, Any] = {
     },
     "eval": {"python": "tests.support.datasets:vectors", "every": 2, "batches": 2},
     "train": {"steps": 5, "seed": 3, "threads": 1},
-    "store": {"paths": None, "chunk": "64KiB", "commit_every": 1, "keep": {"every": 2, "last": 1}},
+    "store": {
+        "paths": None, "chunk": "64KiB", "commit": {"every": 1, "lag": None},
+        "keep": {"every": 2, "last": 1},
+    },
     "device": "cpu",
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ CNN: dict[str, Any] = {
 }
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 PARTS = {"memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}}
-TREES = {"store": {"commit_every": 3}, "train": {"steps": 7}}
+TREES = {"store": {"commit": {"every": 3}}, "train": {"steps": 7}}
 EVALUATED = {"eval": {"python": "tests.support.datasets:tokens", "every": 2, "batches": 2}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
@@ -41,8 +41,8 @@ MODES: dict[str, dict[str, Any]] = {
         "memory": GPT["memory"],
         "train": {"steps": 6},
     },
-    "two-repeated": {**GPT, "store": {"repeats": 2}},
-    "two-repeated-clipped": {**CNN, **CLIPPED, "store": {"repeats": 2}},
+    "two-repeated": {**GPT, "store": {"commit": {"lag": 2}}},
+    "two-repeated-clipped": {**CNN, **CLIPPED, "store": {"commit": {"lag": 2}}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "parts-trees": {**GPT, **PARTS, **TREES, "store": {**PARTS["store"], **TREES["store"]}},
@@ -66,7 +66,7 @@ def test_a_run_killed_at_random_system_calls_ends_with_the_same_bits(
     """Eight kills, torn writes and repeated recoveries among them, change no bit and no line.
 
     And no process does again more than one segment's forward or backward, of what was completed;
-    two segments' backwards with `store.repeats: 2`.
+    two segments' backwards with `store.commit.lag: 2`.
     """
     report = ask(server, tmp_path, "chain", MODES[mode], kills=8)
     assert report["wrong"] is None

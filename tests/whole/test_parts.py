@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one-micro-batch": {"data": {**GPT["data"], "micro_batches": 1}},
     "sgd": {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}},
     "radam": {"optimizer": {"name": "radam"}},  # without an implementation that is fused
-    "trees": {"store": {**GPT["store"], "commit_every": 3}},
+    "trees": {"store": {**GPT["store"], "commit": {"every": 3}}},
     "verified": {"store": {**GPT["store"], "verify": "always"}},
 }
 

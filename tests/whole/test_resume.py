@@ -103,7 +103,7 @@ def test_a_signal_stops_after_the_instruction_and_the_run_goes_on(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("store", [{}, {"store": {"commit_every": 3}}], ids=["slots", "trees"])
+@pytest.mark.parametrize("store", [{}, {"store": {"commit": {"every": 3}}}], ids=["slots", "trees"])
 def test_a_finished_run_is_small_says_so_and_can_be_prolonged(
     store: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,7 +325,7 @@ def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
         },
         "data": {"python": "tests.whole.test_resume:vanishing", "shuffle": False},
         "memory": {"segment": "1MiB"},
-        "store": {"commit_every": every, "chunk": "8KiB"},
+        "store": {"commit": {"every": every, "lag": 1}, "chunk": "8KiB"},
         "train": {"steps": 4},
     }
     one_step = config_of(tmp_path / "one", changed(tree, train={"steps": 1}))

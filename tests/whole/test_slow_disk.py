@@ -23,7 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
     "fused": {},
     "saving": {"train": {"recompute": False}},
     "clipped": {"optimizer": {"clip_norm": 0.3}},
-    "trees": {"store": {"commit_every": 2}},
+    "trees": {"store": {"commit": {"every": 2}}},
 }
 
 

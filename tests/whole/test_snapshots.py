@@ -39,7 +39,7 @@ MLP: dict[str, Any] = {
     "memory": {"segment": "1KiB"},
 }
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
-TREES = {"store": {"commit_every": 4}}
+TREES = {"store": {"commit": {"every": 4}}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**CNN, **CLIPPED},
