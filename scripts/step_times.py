@@ -16,7 +16,7 @@ The parts, in the order of an instruction:
     a place, a view, values            or memory is not free before something is written
   read ahead, write behind             chooses what to read next and what to spill, and asks for it
   forward, turn, backward, update,     computes; the turn is the last segment's forward and backward
-    settle, load, evaluate             in one; settle takes norms for clipping, load brings a batch
+    norms, load, evaluate              in one; norms are for clipping; load brings a batch
   begin to write                       hands a segment's new state to the thread that commits
   wait for a commit, for a slot        until the segment before is durable (store.commit.lag)
   look at memory                       compares the resident set with memory.host

@@ -29,7 +29,7 @@ from swaptrain.capture.eager_branches import (
 )
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.guards.forward import ForwardGuard
-from swaptrain.capture.guards.settled import settled_graph
+from swaptrain.capture.guards.repeatable import repeatable_graph
 from swaptrain.capture.trace import READS_VALUES, has_effect, trace_graph
 from swaptrain.errors import CaptureError
 
@@ -78,7 +78,7 @@ def export_graph(
     if train:
         module.train()
     wrapper = _Loss(module)
-    return settled_graph(
+    return repeatable_graph(
         module,
         wrapper.guard,
         lambda: _graph(*_any_export(wrapper, fake_mode, batch)),

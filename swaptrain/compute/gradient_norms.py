@@ -21,7 +21,7 @@ class GradientNorms:
 
     Of a whole one it has torch's bits; of pieces the last ones may be others. On a device that
     computes beside the host nothing is waited for: `send` lets the host have what was shown, and
-    `settle` looks at it behind the mark that follows.
+    `read` looks at it after the mark that follows.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GradientNorms:
             self._sent.extend(zip(names, self._bring_back(torch.stack(pairs)), strict=True))
             self._shown.clear()
 
-    def settle(self) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
         """Return the norm of each gradient, of all that was sent and is on the host by now.
 
         Raises NotFiniteError where an element is not finite.

@@ -31,7 +31,7 @@ class Operations:
     """Computes on slabs; knows nothing of disk, commits or order.
 
     On a device that computes beside the host nothing is waited for: what is made is in the slabs
-    behind `device.wait`, and norms are settled there.
+    after `device.wait`, and norms are read there.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Operations:
 
         Of a part of an update, on what lies in that part. Without a `coefficient`, which comes of
         norms, returns those of the gradients in this part and in those before it. Where one is not
-        finite NotFiniteError is raised, here or when they are settled: what the slabs hold then
+        finite NotFiniteError is raised, here or when they are read: what the slabs hold then
         must not be kept.
         """
         k = instruction.segment

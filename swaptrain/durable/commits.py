@@ -150,7 +150,7 @@ class Commits:
         """Run `action` when everything submitted so far is durable."""
         return self._committer.then(action)
 
-    def settle(self) -> None:
+    def barrier(self) -> None:
         """Wait like `drain`, and count the seconds."""
         with self._tier.counters.waiting("wait for a commit"):
             self._committer.drain()

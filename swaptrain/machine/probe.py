@@ -244,16 +244,16 @@ def _flops_per_s(device: torch.device, dtype: str) -> float:
     left = torch.ones(size, size, dtype=kind, device=device)
     result = torch.empty_like(left)
     torch.mm(left, left, out=result)
-    _settle(device)
+    _synchronize(device)
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < _COMPUTE_S:
         for _ in range(4):
             torch.mm(left, left, out=result)
         count += 4
-        _settle(device)
+        _synchronize(device)
     return 2.0 * size**3 * count / (time.perf_counter() - begun)
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

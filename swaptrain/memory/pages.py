@@ -72,7 +72,7 @@ class PagePool(SlabPool):
         assert isinstance(place, Mapping), "`_place` gives these"
         self._kept[place] = None
 
-    def _settle(self) -> None:
+    def _shrink(self) -> None:
         self._release(max(0, self.budget_bytes - self._used_bytes))
 
     def _kept_bytes(self) -> int:

@@ -178,7 +178,7 @@ class PinnedPool(SlabPool):
         fitting = [(size, index) for index, size in enumerate(sizes) if size >= nbytes]
         return min(fitting)[1] if fitting else None
 
-    def _settle(self) -> None:
+    def _shrink(self) -> None:
         """Move what lies behind the budget, as far as it may be moved, and cut the end off."""
         region, nbytes = self._region, _pages(self.budget_bytes)
         if region is None or region.nbytes <= nbytes:

@@ -183,7 +183,7 @@ class SlabPool(ABC):
         with self._lock:
             self.budget_bytes = min(self.budget_bytes, budget_bytes)
             self._collect()
-            self._settle()
+            self._shrink()
 
     @abstractmethod
     def trim(self) -> None:
@@ -198,7 +198,7 @@ class SlabPool(ABC):
         """Keep memory that is in use no more, for reuse."""
 
     @abstractmethod
-    def _settle(self) -> None:
+    def _shrink(self) -> None:
         """Hold no more than the budget, as far as what is in use allows."""
 
     def _on_last_view(self, place: Place) -> Callable[[object], None]:
@@ -213,4 +213,4 @@ class SlabPool(ABC):
             del self._viewed[place]
             self._used_bytes -= place.nbytes
             self._free(place)
-        self._settle()  # the budget may have become less meanwhile
+        self._shrink()  # the budget may have become less meanwhile

@@ -214,7 +214,7 @@ class DryRun:
                 operations.update(instruction, slabs, step, lr=0.0, coefficient=coefficient)
             case Operation.EVALUATE:
                 operations.evaluate(instruction, slabs)
-            case Operation.SETTLE:
+            case Operation.NORMS:
                 operations.norms(instruction, slabs, step)
             case _:
                 operations.backward(instruction, slabs, step)

@@ -240,12 +240,12 @@ class Rehearsal:
                 self._disk.wait(self._values)
                 self._values = []
             if position in durability.barriers:
-                self._settle()
+                self._barrier()
             committed_bytes += self._make_durable(instruction, durability.made(position).written)
             self._tier.release(instruction)
             self._tier.write_behind(position)
         if durability.unit == "store":
-            self._settle()
+            self._barrier()
         return Rehearsed(
             Traffic(
                 self._disk.moved["read"] - before["read"],
@@ -268,7 +268,7 @@ class Rehearsal:
             seconds = disk.work_s()
         self._computed_until = disk.now
 
-    def _settle(self) -> None:
+    def _barrier(self) -> None:
         self._disk.wait([*self._backing.commit, *self._values])
         self._backing.commit, self._values = (), []
 

@@ -150,7 +150,7 @@ def _made(program: Program, *, keeps_activations: bool) -> dict[int, Made]:
             unwritten.pop(key, None)
         if instruction.operation is Operation.UPDATE and instruction.goes_on:
             made[position] = Made(tuple(instruction.new_state))
-        elif instruction.operation in (Operation.UPDATE, Operation.SETTLE):
+        elif instruction.operation in (Operation.UPDATE, Operation.NORMS):
             update = instruction.operation is Operation.UPDATE
             own = instruction.new_state if update else instruction.reads
             made[position] = Made(tuple(own), tuple(unwritten), tuple(alive))

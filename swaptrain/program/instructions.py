@@ -55,7 +55,7 @@ class Operation(StrEnum):
     """Forward and backward in one: for the segment where the step turns round."""
     BACKWARD = "backward"
     """Propagates gradients, through what the forward saved or else a recomputation."""
-    SETTLE = "settle"
+    NORMS = "norms"
     """Takes the norms of finished gradients that wait for the next step's update."""
     UPDATE = "update"
     """Steps the optimizer."""

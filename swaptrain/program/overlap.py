@@ -17,10 +17,10 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
     when nothing more is added to them.
     """
     if second.operation in _COMPUTING:
-        if first.operation is Operation.SETTLE and first.segment == second.segment:
+        if first.operation is Operation.NORMS and first.segment == second.segment:
             return False  # the host writes the sums as they are now
         kept = set(first.touches)
-    elif second.operation in (Operation.SETTLE, Operation.UPDATE):
+    elif second.operation in (Operation.NORMS, Operation.UPDATE):
         # Not beside a turn, since the losses have to be known; and a run may stop behind the first,
         # but not between the parts of an update.
         if first.operation not in (Operation.FORWARD, Operation.BACKWARD) or second.goes_on:
@@ -30,7 +30,7 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
         kept = {*first.changes, *first.writes}
     else:
         return False
-    if first.operation not in (*_COMPUTING, Operation.SETTLE, Operation.UPDATE):
+    if first.operation not in (*_COMPUTING, Operation.NORMS, Operation.UPDATE):
         return False
     changed = {key for key in second.changes if key.kind is not Kind.ACCUMULATOR}
     return changed.union(second.writes).isdisjoint(kept)

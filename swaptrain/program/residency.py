@@ -153,9 +153,9 @@ class _Cache:
         size_bytes: Callable[[ObjectKey], int],
         cache_bytes: int,
         held: Mapping[ObjectKey, bool],
-        settles: Collection[int],
+        barriers: Collection[int],
     ) -> None:
-        self._settles, self._turns = settles, sorted(settles)
+        self._barriers, self._turns = barriers, sorted(barriers)
         self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
         self._held = {
             key: _Held(size_bytes(key), next_use.after(key, -1), dirty, self._turn_after(-1))
@@ -167,7 +167,7 @@ class _Cache:
         self.reads: list[set[ObjectKey]] = []
         self.evictions: dict[ObjectKey, list[int]] = {}
         self._committing: set[ObjectKey] = set()
-        """What was made durable: it is being written until a position that settles."""
+        """What was made durable: it is being written until the next barrier."""
         self._written: dict[ObjectKey, int] = {}
         """The last position at which the write of an object was under way."""
 
@@ -202,7 +202,7 @@ class _Cache:
             held[key].dirty = True
         if instruction.part > 1:
             self._release_parts(instruction, position)
-        if position in self._settles:
+        if position in self._barriers:
             self._written.update(dict.fromkeys(self._committing, position))
             self._committing.clear()
         for key in durable:

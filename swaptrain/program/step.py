@@ -79,7 +79,7 @@ class StepBuilder:
                 saved = segment.index in self.saves and (segment.index, m) in forwards
                 program.append(self._backward(segment, m, turn=turn, saved=saved))
             if self.objects.commits(segment):
-                program += [self._settle(segment)] if self.deferred else self._update(segment)
+                program += [self._norms(segment)] if self.deferred else self._update(segment)
         return _with_frees(program, keep_accumulators=self.deferred)
 
     def flush(self, pending_updates: Sequence[int]) -> Program:
@@ -157,9 +157,9 @@ class StepBuilder:
         changes = tuple(dict.fromkeys(keys))
         return Instruction(operation, segment.index, part=part, goes_on=goes_on, changes=changes)
 
-    def _settle(self, segment: SegmentSpec) -> Instruction:
+    def _norms(self, segment: SegmentSpec) -> Instruction:
         return Instruction(
-            Operation.SETTLE,
+            Operation.NORMS,
             segment.index,
             reads=(*self.objects.sums(segment), *self.objects.buffers(segment)),
         )

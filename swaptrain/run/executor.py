@@ -173,7 +173,7 @@ class Executor:
         else:
             state.compute_s += seconds
         if isinstance(done.made, GradientNorms):
-            norms = done.made.settle()
+            norms = done.made.read()
             if not instruction.goes_on:
                 state.ledger.norms.update(norms)
         elif done.made is not None:
@@ -183,9 +183,9 @@ class Executor:
         # than one segment's work undone: so first what the visit before left has to be written.
         # Not before the instruction: what is written has the time of it.
         if done.position in durability.barriers:
-            self._commits.settle()
+            self._commits.barrier()
         if done.position in durability.visits and self._values is not None:
-            self._values.settle()
+            self._values.wait()
         self._computed(instruction, done.slabs)
         self._make_durable(instruction, durability.made(done.position), done.slabs, state)
         self._tier.release(instruction)
@@ -228,7 +228,7 @@ class Executor:
                 )
             case Operation.STORE:
                 pass  # nothing to compute: it only becomes durable
-            case Operation.SETTLE:
+            case Operation.NORMS:
                 self._check_loss(state)
                 return operations.norms(instruction, slabs, state.step)
             case Operation.UPDATE:
@@ -283,7 +283,7 @@ class Executor:
         if operation is Operation.FORWARD:
             assert self._values is not None
             self._values.save(made.objects, slabs, state.step)
-        elif operation is Operation.SETTLE:
+        elif operation is Operation.NORMS:
             self._commits.keep(instruction, made, slabs, state.step, state.ledger)
         else:
             ledger = state.update_ledger or state.ledger

@@ -18,7 +18,7 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
     "forward": "forward",
     "turn": "backward",
     "backward": "backward",
-    "settle": "update",
+    "norms": "update",
     "update": "update",
     "store": "update",
     "evaluate": "eval",

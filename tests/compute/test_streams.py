@@ -118,7 +118,7 @@ def test_late_copies_change_no_bit(
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(late))
 
     def after_its_copies(instruction: Instruction, slabs: Slabs) -> None:
-        sums = instruction.operation is Operation.SETTLE
+        sums = instruction.operation is Operation.NORMS
         for key in instruction.touches if sums else (*instruction.changes, *instruction.writes):
             stays = not sums and key.kind is Kind.ACCUMULATOR  # the next one goes on with it
             memory = slabs[key].tensor(torch.uint8, slabs[key].nbytes)

@@ -180,10 +180,10 @@ def test_the_gradient_is_looked_at_whole_and_before_it_is_clipped(
     assert torch.equal(torch.cat(seen), gradient.float().flatten())
     norms = GradientNorms(segment=1, step=1)
     update(partial(norms.add, "weight"))
-    assert norms.settle()["weight"] == pytest.approx(float(gradient.double().norm()), rel=1e-5)
+    assert norms.read()["weight"] == pytest.approx(float(gradient.double().norm()), rel=1e-5)
     gradient[1, 7] = 1e30  # whose square is infinite in float32
     update(partial(norms.add, "weight"))
-    assert norms.settle()["weight"] == torch.inf
+    assert norms.read()["weight"] == torch.inf
     gradient[2, 7] = torch.inf
     with pytest.raises(NotFiniteError, match=r"step 1: the gradient of weight \(segment 1\)"):
         update(partial(norms.add, "weight"))
@@ -213,14 +213,14 @@ def test_norms_that_come_later_are_those_of_the_host(bad: float | None) -> None:
         target.copy_(source)
     if bad is not None:
         with pytest.raises(NotFiniteError, match="the gradient of pieces") as found:
-            later.settle()
+            later.read()
         with pytest.raises(NotFiniteError) as expected:
             now.add("pieces", pieces[1])
         assert str(found.value) == str(expected.value)
         return
     now.add("pieces", pieces[1])
-    assert later.settle() == now.settle()
-    assert now.settle()["whole"] == float(whole.norm()) and now.settle()["pieces"] == torch.inf
+    assert later.read() == now.read()
+    assert now.read()["whole"] == float(whole.norm()) and now.read()["pieces"] == torch.inf
 
 
 def test_no_decay_is_a_weight_decay_of_zero() -> None:

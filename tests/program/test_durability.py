@@ -11,12 +11,12 @@ from tests.program.models import builders
 from tests.protocol.counting import waiting
 
 
-def _program(*turns: tuple[Operation, int, int]) -> list[Instruction]:
-    return [Instruction(operation, k, m) for operation, k, m in turns]
+def _program(*parts: tuple[Operation, int, int]) -> list[Instruction]:
+    return [Instruction(operation, k, m) for operation, k, m in parts]
 
 
-def test_the_first_of_a_turn_settles_or_the_one_that_ends_a_backward() -> None:
-    """A batch is no segment's; an update in a forward stands for the whole turn."""
+def test_the_first_of_a_visit_is_a_barrier_or_the_one_that_ends_a_backward() -> None:
+    """A batch is no segment's; an update in a forward stands for the whole visit."""
     program = _program(
         (Operation.LOAD, 0, 0),
         (Operation.FORWARD, 1, 0),
@@ -30,29 +30,29 @@ def test_the_first_of_a_turn_settles_or_the_one_that_ends_a_backward() -> None:
         (Operation.BACKWARD, 2, 1),
         (Operation.BACKWARD, 1, 0),
         (Operation.BACKWARD, 1, 1),
-        (Operation.SETTLE, 1, -1),
+        (Operation.NORMS, 1, -1),
     )
     assert barriers(program, lag=1) == {1, 3, 5, 8, 10}
     assert barriers(program, lag=2) == {1, 3, 7, 9, 12}
 
 
 @given(builder=builders())
-def test_each_turn_settles_once(builder: StepBuilder) -> None:
+def test_each_visit_has_one_barrier(builder: StepBuilder) -> None:
     """Before its own segment is committed, whatever is allowed to be done again."""
     program = builder.step()
     for lag in (1, 2):
         positions = barriers(program, lag=lag)
-        segment, settled = 0, True
+        segment, passed = 0, True
         for position, instruction in enumerate(program):
             if instruction.segment not in (0, segment):
-                assert settled
-                segment, settled = instruction.segment, False
+                assert passed
+                segment, passed = instruction.segment, False
             if position in positions:
-                assert not settled
-                settled = True
-            if instruction.operation in (Operation.UPDATE, Operation.SETTLE):
-                assert settled
-        assert settled
+                assert not passed
+                passed = True
+            if instruction.operation in (Operation.UPDATE, Operation.NORMS):
+                assert passed
+        assert passed
 
 
 @given(builder=builders())
@@ -76,7 +76,7 @@ def test_a_resumed_step_takes_over_what_the_record_named(builder: StepBuilder) -
     program = builder.step()
     durability = Durability(program)
     for position, instruction in enumerate(program):
-        if instruction.operation not in (Operation.UPDATE, Operation.SETTLE) or builder.deferred:
+        if instruction.operation not in (Operation.UPDATE, Operation.NORMS) or builder.deferred:
             continue
         rest = program[position + 1 :]
         resumed = Durability(rest)

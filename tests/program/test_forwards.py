@@ -75,5 +75,5 @@ def test_a_gradient_never_overwrites_one_that_a_commit_named(builder: StepBuilde
             assert (key.name, key.micro_batch, row_turn(builder.model, key)) not in named
         live |= made
         live -= set(instruction.frees)
-        if instruction.operation in (Operation.UPDATE, Operation.SETTLE):
+        if instruction.operation in (Operation.UPDATE, Operation.NORMS):
             named = {(k.name, k.micro_batch, row_turn(builder.model, k)) for k in live}

@@ -32,7 +32,7 @@ def test_what_the_host_may_still_need_is_left_alone() -> None:
     assert not side_by_side(Instruction(Operation.TURN, 2, 0, reads=(weights,)), update)
     assert not side_by_side(Instruction(Operation.FORWARD, 2, 0, changes=(means,)), update)
     assert not side_by_side(Instruction(Operation.UPDATE, 2, goes_on=True), update)
-    summed = Instruction(Operation.SETTLE, 2, reads=(sums,))
+    summed = Instruction(Operation.NORMS, 2, reads=(sums,))
     assert side_by_side(second, summed)
     assert not side_by_side(Instruction(Operation.TURN, 2, 0, changes=(sums,)), summed)
     assert side_by_side(summed, Instruction(Operation.BACKWARD, 1, 0, reads=(weights,)))

@@ -63,7 +63,7 @@ class Memory:
                 self._forward(instruction)
             case Operation.TURN | Operation.BACKWARD:
                 self._backward(instruction)
-            case Operation.SETTLE:
+            case Operation.NORMS:
                 self._norms(instruction)
             case Operation.UPDATE:
                 if not clipped:

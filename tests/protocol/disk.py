@@ -44,7 +44,7 @@ class Cell(NamedTuple):
     is seen has met an I/O error: the kernel has forgotten that it was ever written."""
 
     @property
-    def settled(self) -> bool:
+    def certain(self) -> bool:
         return self.durable == {self.seen}
 
 
@@ -58,11 +58,11 @@ class Undecided(Exception):
         self.index = index
 
 
-def _settled(content: Hashable) -> Cell:
+def _certain(content: Hashable) -> Cell:
     return Cell(content, frozenset((content,)))
 
 
-_UNUSED = _settled(GARBAGE)
+_UNUSED = _certain(GARBAGE)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Disk:
 
     def image(self, contents: dict[Place, Hashable]) -> Image:
         """Return an image in which everything is durable; what is not given is garbage."""
-        return tuple(_settled(contents.get(place, GARBAGE)) for place in self.places)
+        return tuple(_certain(contents.get(place, GARBAGE)) for place in self.places)
 
     def read(self, image: Image, place: Place) -> Hashable:
         """Return what is seen; raises Undecided."""
@@ -111,7 +111,7 @@ class Disk:
             index = self.index[place]
             cell = image[index]
             if cell.dirty:
-                image = _with(image, index, _settled(cell.seen))
+                image = _with(image, index, _certain(cell.seen))
         return image
 
     def flush_devices(self, image: Image, devices: Iterable[int]) -> Image:
@@ -130,7 +130,7 @@ class Disk:
         for place in places:
             index = self.index[place]
             cell = image[index]
-            if not cell.dirty and not cell.settled:
+            if not cell.dirty and not cell.certain:
                 image = _with(image, index, _revealed(cell))
         return image
 
@@ -158,13 +158,13 @@ class Disk:
     @staticmethod
     def lose_power(image: Image) -> Image:
         """Leave every place undecided that was not flushed."""
-        return tuple(cell if cell.settled else _revealed(cell) for cell in image)
+        return tuple(cell if cell.certain else _revealed(cell) for cell in image)
 
     @staticmethod
     def decide(image: Image, index: int) -> list[Image]:
         """Return an image for each content that an undecided place may have."""
         choices = sorted(image[index].durable, key=repr)
-        return [_with(image, index, _settled(content)) for content in choices]
+        return [_with(image, index, _certain(content)) for content in choices]
 
 
 def _step(content: Hashable) -> int:

@@ -44,9 +44,9 @@ class DiskOps:
         self.builder, self.model = scenario.builder, scenario.builder.model
         self.places = Places(scenario, rules)
 
-    def count(self, now: Step, instruction: Instruction, *, settles: bool) -> None:
-        """Count an instruction: one that settles, when what was left before it is durable."""
-        if self.scenario.commit_every == 1 and settles and Rule.ONE_SEGMENT in self.rules:
+    def count(self, now: Step, instruction: Instruction, *, barrier: bool) -> None:
+        """Count an instruction: a barrier, when what was left before it is durable."""
+        if self.scenario.commit_every == 1 and barrier and Rule.ONE_SEGMENT in self.rules:
             now.ops.append(("barrier",))
         k = instruction.segment
         if instruction.operation is Operation.FORWARD:

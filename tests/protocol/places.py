@@ -38,7 +38,7 @@ class Places:
             for key in instruction.writes:
                 if key.kind is Kind.GRADIENT:
                     places[self.row(key)] = None
-            if instruction.operation is Operation.SETTLE:
+            if instruction.operation is Operation.NORMS:
                 places["kept", instruction.segment, "record"] = None
                 places.update(dict.fromkeys(map(self.kept_place, instruction.reads)))
         if self.scenario.values:

@@ -173,15 +173,15 @@ class Scripts:
 
     def _run(self, now: Step, program: Program, *, deferred: bool) -> None:
         """Execute a program; a deferred update is of the step before."""
-        settles = waiting(program, lag=self.scenario.repeats)
+        barriers = waiting(program, lag=self.scenario.repeats)
         for position, instruction in enumerate(program):
             update_step = now.version - 1 if deferred else now.version
             now.memory.run(instruction, now.version, update_step, clipped=deferred)
-            self.disk.count(now, instruction, settles=position in settles)
+            self.disk.count(now, instruction, barrier=position in barriers)
             self.disk.observe(now, instruction)
             if instruction.operation is Operation.UPDATE:
                 self._update(now, instruction, update_step, deferred=deferred)
-            elif instruction.operation is Operation.SETTLE and self.scenario.commit_every == 1:
+            elif instruction.operation is Operation.NORMS and self.scenario.commit_every == 1:
                 self.disk.keep(now, instruction)
             elif instruction.operation is Operation.FORWARD and self.scenario.values:
                 self.disk.save(now, instruction)

@@ -162,7 +162,7 @@ class Disk:
             case "begin":
                 self._flushes[event.offset] = self._covered(event)
             case "end":
-                self._settle(event)
+                self._end_flush(event)
             case "mark":
                 pass
             case _:
@@ -214,7 +214,7 @@ class Disk:
             return [change for change in data if change.kind != "allocate"]
         return data
 
-    def _settle(self, event: Event) -> None:
+    def _end_flush(self, event: Event) -> None:
         node, changes = self._flushes.pop(event.offset)
         for change in changes:
             if change.number not in self.pending:

@@ -26,8 +26,8 @@ def simulate(
     that the cache is warm.
     """
     steps = program * (rounds + 1)
-    settles = barriers(steps, lag=1)
-    cache = _Cache(NextUse(steps), size_bytes, cache_bytes, {}, settles)
+    at = barriers(steps, lag=1)
+    cache = _Cache(NextUse(steps), size_bytes, cache_bytes, {}, at)
     before = Traffic(0, 0, 0)
     for round_ in range(rounds):
         before = Traffic(cache.read_bytes, cache.write_bytes, cache.commit_bytes)

@@ -53,7 +53,7 @@ def test_a_gradient_that_is_not_finite_is_found_behind_its_copy(
     with pytest.raises(RunError, match=r"gradient of middle\.weight \(segment (\d)\)") as found:
         trained(config_of(tmp_path / "run", tree))
     segment = int(str(found.value).split("(segment ")[1][0])
-    kinds = Operation.UPDATE, Operation.SETTLE
+    kinds = Operation.UPDATE, Operation.NORMS
     assert not [i for i in written if i.segment == segment and i.operation in kinds]
 
 

@@ -15,10 +15,10 @@ from swaptrain.capture.guards.tied import refuse_parted_buffers
 from swaptrain.capture.trace import Trace, has_effect, is_random, resolve_attribute
 from swaptrain.errors import CaptureError
 
-__all__ = ["settled_graph"]
+__all__ = ["repeatable_graph"]
 
 
-def settled_graph(
+def repeatable_graph(
     model: nn.Module,
     guard: ForwardGuard,
     export: Callable[[], fx.GraphModule],
