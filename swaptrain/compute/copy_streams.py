@@ -82,7 +82,7 @@ class _Copy:
 
 
 @dataclass(eq=False)
-class _Begun:
+class _Submitted:
     """What was begun on the device up to a mark."""
 
     mark: Any
@@ -118,7 +118,7 @@ class StreamDevice:
         self.device = streams.device
         self._streams = streams
         self._views: list[Tensor] = []
-        self._begun: list[_Begun] = []
+        self._begun: list[_Submitted] = []
         self._first: Any = None
         self._sent: deque[_Sent] = deque()
         self._count = 0
@@ -206,15 +206,15 @@ class StreamDevice:
         for entry in [entry for entry in self._copies if entry[0] == key]:
             del self._copies[entry]
 
-    def mark(self) -> _Begun:
+    def mark(self) -> _Submitted:
         """Return what `wait` waits for: all that was begun."""
-        begun = _Begun(self._streams.mark(), self._first, self._views, self._count)
+        begun = _Submitted(self._streams.mark(), self._first, self._views, self._count)
         self._first, self._views = None, []
         self._begun.append(begun)
         return begun
 
     @spanned("wait for the device")
-    def wait(self, begun: _Begun) -> float | None:
+    def wait(self, begun: _Submitted) -> float | None:
         """Wait for a mark: what was begun before it is in the slabs, which may change then.
 
         Return the seconds in which its instruction was computed, where they are measured.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Kind, ObjectKey
-from swaptrain.store.format.layout import ArrayLayout, Entry
+from swaptrain.store.format.layout import ArrayEntry, ArrayLayout
 from swaptrain.store.format.object_layouts import Layouts
 
 __all__ = ["clear_padding", "copy_into", "object_view", "once", "view", "views"]
@@ -60,5 +60,5 @@ def once(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     return target, source
 
 
-def _strided(flat: Tensor, entry: Entry) -> Tensor:
+def _strided(flat: Tensor, entry: ArrayEntry) -> Tensor:
     return flat.as_strided(entry.tensor.shape, entry.tensor.stride, entry.offset)

@@ -15,7 +15,7 @@ from swaptrain.errors import ConfigError
 
 __all__ = [
     "ELEMENTWISE",
-    "StateShapes",
+    "MeasuredStateShapes",
     "optimizer_arguments",
     "optimizer_class",
     "takes_argument",
@@ -133,7 +133,7 @@ def optimizer_arguments(
     return chosen
 
 
-class StateShapes:
+class MeasuredStateShapes:
     """The names and shapes of what an optimizer keeps per parameter, found by running it.
 
     torch says nowhere what state a class keeps, and it depends on the arguments (momentum,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from swaptrain.compute.optimizer_classes import (
     ELEMENTWISE,
-    StateShapes,
+    MeasuredStateShapes,
     optimizer_arguments,
     optimizer_class,
     takes_argument,
@@ -89,7 +89,7 @@ class UpdateRule:
         self._optimizer_step: Callable[[Optimizer], object] = inspect.unwrap(cls.step)
         self._group = optimizer.param_groups[0]
         self._group["params"] = []
-        self._shapes = StateShapes(make)
+        self._shapes = MeasuredStateShapes(make)
         self._scratch: dict[torch.device, Tensor] = {}
 
     def state_tensors(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

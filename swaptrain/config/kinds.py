@@ -16,15 +16,15 @@ from swaptrain.config.paths import expand_path
 from swaptrain.errors import ConfigError
 from swaptrain.units import parse_size
 
-__all__ = ["Batches", "Count", "Device", "Entry", "Files", "Folder", "Folders", "Fraction"]
+__all__ = ["BatchCount", "Count", "Device", "EntryPoint", "Files", "Folder", "Folders", "Fraction"]
 __all__ += ["Globs"]
-__all__ += ["HfModel", "Kind", "Mask", "Number", "OptimizerName", "Place", "Positive"]
+__all__ += ["BytesOrPath", "HfModel", "Mask", "Number", "OptimizerName", "Positive", "ValueKind"]
 __all__ += ["PositiveNumber", "Seed"]
 __all__ += ["Size", "Text", "describe"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """An annotation that parses what YAML gives; `wanted` and `example` go into its messages.
 
     `parse` returns the value, or raises TypeError if it is of another kind, or ValueError with a
@@ -196,29 +196,29 @@ def _device(found: Any) -> str:
     return text
 
 
-Count = Annotated[int, Kind("a whole number from 0 on", "100", _at_least(0))]
-Positive = Annotated[int, Kind("a whole number from 1 on", "100", _at_least(1))]
-Batches = Annotated[
-    int | Literal["all"], Kind("a whole number from 1 on, or all", "8", _count_or_all)
+Count = Annotated[int, ValueKind("a whole number from 0 on", "100", _at_least(0))]
+Positive = Annotated[int, ValueKind("a whole number from 1 on", "100", _at_least(1))]
+BatchCount = Annotated[
+    int | Literal["all"], ValueKind("a whole number from 1 on, or all", "8", _count_or_all)
 ]
-Seed = Annotated[int, Kind("a whole number from 0 on", "0", _at_least(0))]
-Number = Annotated[float, Kind("a number from 0 on", "0.1", _not_negative_number)]
-PositiveNumber = Annotated[float, Kind("a number greater than 0", "3e-4", _positive_number)]
-Fraction = Annotated[float, Kind("a number from 0 to 1", "0.1", _fraction)]
-Mask = Annotated[float, Kind("a number between 0 and 1", "0.15", _mask)]
-Size = Annotated[int, Kind("a size with its unit", "4GiB", _size)]
-Text = Annotated[str, Kind("text", "bytes", _text)]
-Place = Annotated[str, Kind("text (bytes, or a path)", "bytes", _path)]
-Globs = Annotated[tuple[str, ...], Kind("a list of globs", '["corpus/**/*.txt"]', _paths)]
-Files = Annotated[tuple[str, ...], Kind("a list of files", "[tokens/train.bin]", _paths)]
-OptimizerName = Annotated[str, Kind("text (a class of torch.optim)", "adamw", _text)]
-Entry = Annotated[str, Kind("text (package.module:name)", "my_models.cnn:build", _entry)]
-Folder = Annotated[Path, Kind("text (a path)", "runs/first", lambda found: Path(_path(found)))]
+Seed = Annotated[int, ValueKind("a whole number from 0 on", "0", _at_least(0))]
+Number = Annotated[float, ValueKind("a number from 0 on", "0.1", _not_negative_number)]
+PositiveNumber = Annotated[float, ValueKind("a number greater than 0", "3e-4", _positive_number)]
+Fraction = Annotated[float, ValueKind("a number from 0 to 1", "0.1", _fraction)]
+Mask = Annotated[float, ValueKind("a number between 0 and 1", "0.15", _mask)]
+Size = Annotated[int, ValueKind("a size with its unit", "4GiB", _size)]
+Text = Annotated[str, ValueKind("text", "bytes", _text)]
+BytesOrPath = Annotated[str, ValueKind("text (bytes, or a path)", "bytes", _path)]
+Globs = Annotated[tuple[str, ...], ValueKind("a list of globs", '["corpus/**/*.txt"]', _paths)]
+Files = Annotated[tuple[str, ...], ValueKind("a list of files", "[tokens/train.bin]", _paths)]
+OptimizerName = Annotated[str, ValueKind("text (a class of torch.optim)", "adamw", _text)]
+EntryPoint = Annotated[str, ValueKind("text (package.module:name)", "my_models.cnn:build", _entry)]
+Folder = Annotated[Path, ValueKind("text (a path)", "runs/first", lambda found: Path(_path(found)))]
 Folders = Annotated[
     tuple[Path, ...],
-    Kind("a list of paths", "[/mnt/a, /mnt/b]", lambda found: tuple(map(Path, _paths(found)))),
+    ValueKind("a list of paths", "[/mnt/a, /mnt/b]", lambda found: tuple(map(Path, _paths(found)))),
 ]
 HfModel = Annotated[
-    str | dict[str, Any], Kind("text (a directory) or a config mapping", "path/to/model", _hf)
+    str | dict[str, Any], ValueKind("text (a directory) or a config mapping", "path/to/model", _hf)
 ]
-Device = Annotated[str, Kind("text (a device)", "cuda:0", _device)]
+Device = Annotated[str, ValueKind("text (a device)", "cuda:0", _device)]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from swaptrain.config.kinds import Kind, describe
+from swaptrain.config.kinds import ValueKind, describe
 from swaptrain.config.yaml_text import KeyPath, Tree
 from swaptrain.errors import ConfigError
 
@@ -123,7 +123,6 @@ def _how_to_set(path: KeyPath, root: type[BaseModel]) -> str:
         return f"add the section {path[-1]}, with the keys {', '.join(section.model_fields)}"
     parent = _section_at(path[:-1], root)
     field = parent.model_fields.get(str(path[-1])) if parent else None
-    example = (
-        next((x.example for x in field.metadata if isinstance(x, Kind)), None) if field else None
-    )
+    kinds = field.metadata if field else ()
+    example = next((kind.example for kind in kinds if isinstance(kind, ValueKind)), None)
     return f"set it, such as {'.'.join(map(str, path))}={example or '...'}"

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from swaptrain.config.kinds import Kind
+from swaptrain.config.kinds import ValueKind
 from swaptrain.config.messages import section_of
 from swaptrain.config.resume_rules import resume_rule
 from swaptrain.config.schema import Config
@@ -117,13 +117,13 @@ def _rule(key: str, field: FieldInfo) -> str:
 
 def _type(field: FieldInfo) -> str:
     annotation: Any = field.annotation
-    kinds = [meta for meta in field.metadata if isinstance(meta, Kind)]
+    kinds = [meta for meta in field.metadata if isinstance(meta, ValueKind)]
     optional = False
     if isinstance(annotation, types.UnionType) or str(get_origin(annotation)) == "typing.Union":
         options = [option for option in get_args(annotation) if option is not type(None)]
         optional = len(options) < len(get_args(annotation))
         for option in options:
-            kinds += [m for m in getattr(option, "__metadata__", ()) if isinstance(m, Kind)]
+            kinds += [m for m in getattr(option, "__metadata__", ()) if isinstance(m, ValueKind)]
         annotation = options[0]
     ending = " or null" if optional else ""
     if kinds:
@@ -140,7 +140,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if isinstance(field.default, BaseModel):
         return "see its keys"
-    if any(isinstance(meta, Kind) and "size" in meta.wanted for meta in field.metadata):
+    if any(isinstance(meta, ValueKind) and "size" in meta.wanted for meta in field.metadata):
         return f"`{exact_size(field.default)}`"
     value = dump_yaml({"value": field.default}).partition(":")[2].strip()
     return f"`{value}`"

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from swaptrain.config.kinds import (
-    Batches,
+    BatchCount,
+    BytesOrPath,
     Count,
     Device,
-    Entry,
+    EntryPoint,
     Files,
     Folder,
     Folders,
@@ -21,7 +22,6 @@ from swaptrain.config.kinds import (
     Mask,
     Number,
     OptimizerName,
-    Place,
     Positive,
     PositiveNumber,
     Seed,
@@ -80,7 +80,7 @@ class ModelConfig(Section):
     `model_type`. The run begins from the weights beside it (`model.safetensors`, or the files that
     `model.safetensors.index.json` names); where there are none, and for a mapping, from the
     architecture's own initialisation."""
-    python: Entry | None = None
+    python: EntryPoint | None = None
     """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
     returns the loss: a scalar tensor, the first or the only scalar of a tuple, `loss` of a dict or
     of an object."""
@@ -120,7 +120,7 @@ class DataConfig(Section):
     """What the little-endian numbers of `.bin` files are. null: what a header of llm.c or the
     `.idx` of Megatron-LM beside the file says, else uint16. That is refused where the model has
     more than 65,536 words, and where the numbers look like wider or big-endian ones."""
-    python: Entry | None = None
+    python: EntryPoint | None = None
     """`package.module:function`, returning a map-style dataset of dicts of tensors, which are
     collated by stacking. An item may draw from the global generators of torch, numpy and Python:
     they are seeded from `train.seed`, the epoch and the item, and with 0 for the call of the
@@ -128,7 +128,7 @@ class DataConfig(Section):
     of the dataset's own are refused: eight items are read twice at the start."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
-    tokenizer: Place = "bytes"
+    tokenizer: BytesOrPath = "bytes"
     """`bytes`, or a directory with a Hugging Face tokenizer."""
     parse_special: bool = False
     """Whether special tokens that stand in a document, such as `<|end|>`, are read as the tokens.
@@ -260,13 +260,13 @@ class EvalConfig(Section):
     """Files of held-out token ids."""
     token_dtype: TokenDtype | None = None
     """As `data.token_dtype`, whose value is taken where this is null."""
-    python: Entry | None = None
+    python: EntryPoint | None = None
     """`package.module:function`, returning a dataset as in `data.python`."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
     every: Positive
     """Steps between evaluations."""
-    batches: Batches = 8
+    batches: BatchCount = 8
     """Most micro-batches (of `data.micro_batch` items) per evaluation, from the start of the
     held-out data; all: as many as there are. Each item counts once: data with fewer items is taken
     whole, and the last micro-batch may be smaller."""

@@ -23,7 +23,7 @@ _AHEAD = 64
 """Items that are expected beyond a micro-batch, or a whole one where that has more."""
 
 # The shape and dtype of each tensor of an item, by key.
-_Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+_ItemLayout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Dataset(Protocol):
@@ -208,11 +208,11 @@ def _tensor(value: object) -> torch.Tensor | None:
     return None
 
 
-def _layout(item: Mapping[str, torch.Tensor]) -> _Layout:
+def _layout(item: Mapping[str, torch.Tensor]) -> _ItemLayout:
     return {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in sorted(item.items())}
 
 
-def _describe(layout: _Layout) -> str:
+def _describe(layout: _ItemLayout) -> str:
     return ", ".join(
         f"{key} {str(dtype).removeprefix('torch.')}{list(shape)}"
         for key, (shape, dtype) in layout.items()

@@ -37,7 +37,7 @@ def matches(pattern: str) -> list[str]:
     start = "/" if pattern.startswith("/") else ""
     parts = [part for part in pattern.split("/") if part]
     parts = [p for i, p in enumerate(parts) if p != "**" or i == 0 or parts[i - 1] != "**"]
-    walk = _Walk(pattern)
+    walk = _GlobWalk(pattern)
     try:
         return sorted(set(walk.below(start, parts, walk.above(start or "."))))
     except RecursionError as error:
@@ -47,7 +47,7 @@ def matches(pattern: str) -> list[str]:
         ) from error
 
 
-class _Walk:
+class _GlobWalk:
     """One glob's way through directories."""
 
     def __init__(self, pattern: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from swaptrain.compute.operations import Slabs
 from swaptrain.durable.disk_backing import DiskBacking
-from swaptrain.durable.handoff import Handoff, handoff_row
+from swaptrain.durable.handoff import HandoffWriter, handoff_row
 from swaptrain.durable.ledger import Ledger
 from swaptrain.memory.tier import Tier
 from swaptrain.program.durability import Made
@@ -41,7 +41,7 @@ class Commits:
         self._layouts, self._backing, self._tier = layouts, backing, tier
         self._committer = committer
         self._fingerprint = fingerprint
-        self.handoff = Handoff(backing, tier)
+        self.handoff = HandoffWriter(backing, tier)
         self._slot: Slot
         """Which the parts of the update that is under way are written to."""
         self._begun: list[Started] = []

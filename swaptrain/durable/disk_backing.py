@@ -97,8 +97,8 @@ class DiskBacking:
             # Without the barrier, segment 3 spills while only the commit of 5 is durable: a kill
             # before that of 4 finds a step that goes on after segment 5, whose hand-off is gone.
             self.barrier()
-            # The next commit names it as it is on the disk (`Handoff.take`). Were it not flushed,
-            # a power loss after that commit would find its record, and another gradient.
+            # The next commit names it as it is on the disk (`HandoffWriter.take`). Were it not
+            # flushed, a power loss after that commit would find its record, and another gradient.
             futures = files.write(self._io, slab.memory, row=row, flush=True)
         else:
             # What autograd saved is large, and gone with the process: no checksum, unless asked.

@@ -12,7 +12,7 @@ from swaptrain.program.durability import Made
 from swaptrain.program.instructions import Kind, ObjectKey, Program
 from swaptrain.store.slots.commit import Write
 
-__all__ = ["HandedOn", "Handoff", "handoff_row", "largest_handoff"]
+__all__ = ["HandedOn", "HandoffWriter", "handoff_row", "largest_handoff"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HandedOn:
     on the committer's thread, in the order of the commits."""
 
 
-class Handoff:
+class HandoffWriter:
     """Writes gradients that are alive, each once, and names all of them in each commit's record."""
 
     def __init__(self, backing: DiskBacking, tier: Tier) -> None:

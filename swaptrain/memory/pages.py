@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swaptrain.memory.limits import address_space_bytes
 from swaptrain.memory.mapping import Mapping
-from swaptrain.memory.slab import Place, SlabPool
+from swaptrain.memory.slab import SlabMemory, SlabPool
 from swaptrain.spans import span
 
 __all__ = ["PagePool"]
@@ -68,7 +68,7 @@ class PagePool(SlabPool):
             raise
         return mapping
 
-    def _free(self, place: Place) -> None:
+    def _free(self, place: SlabMemory) -> None:
         assert isinstance(place, Mapping), "`_place` gives these"
         self._kept[place] = None
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swaptrain.memory.mapping import PAGE_BYTES, Mapping
-from swaptrain.memory.slab import Place, Slab, SlabPool
+from swaptrain.memory.slab import Slab, SlabMemory, SlabPool
 
 __all__ = ["PinCallback", "PinnedPool"]
 
@@ -92,7 +92,7 @@ class PinnedPool(SlabPool):
 
         Of all such neighbourhoods the one with the fewest bytes to move; nothing if there is none.
         """
-        slabs: dict[Place, Slab] = {slab._place: slab for slab in self._live}
+        slabs: dict[SlabMemory, Slab] = {slab._place: slab for slab in self._live}
         pieces = self._pieces()
         found: tuple[int, list[Slab]] = 0, []
         window: deque[tuple[Slab, int]] = deque()  # slabs, and what is free in front of each
@@ -157,7 +157,7 @@ class PinnedPool(SlabPool):
         self._holes[index : index + 1] = [(start + nbytes, end)] if start + nbytes < end else []
         return _Piece(self._region, start, nbytes)
 
-    def _free(self, place: Place) -> None:
+    def _free(self, place: SlabMemory) -> None:
         start, end = _piece(place).start, _piece(place).end
         if _piece(place).region is not self._region:
             return  # it was viewed for longer than its region was there
@@ -199,7 +199,7 @@ class PinnedPool(SlabPool):
 
     def _pack(self) -> None:
         """Move every slab that nobody has a view of as far down as it goes."""
-        slabs: dict[Place, Slab] = {slab._place: slab for slab in self._live}
+        slabs: dict[SlabMemory, Slab] = {slab._place: slab for slab in self._live}
         end = 0
         for piece in self._pieces():
             slab = slabs.get(piece)
@@ -234,7 +234,7 @@ def _pages(nbytes: int) -> int:
     return nbytes // PAGE_BYTES * PAGE_BYTES
 
 
-def _piece(place: Place) -> _Piece:
+def _piece(place: SlabMemory) -> _Piece:
     assert isinstance(place, _Piece), "`_place` gives these"
     return place
 

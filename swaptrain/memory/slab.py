@@ -18,7 +18,7 @@ from swaptrain.memory.mapping import PAGE_BYTES
 from swaptrain.spans import spanned
 from swaptrain.units import format_size
 
-__all__ = ["PAGE_BYTES", "Place", "Pool", "PoolExhausted", "Slab", "SlabPool"]
+__all__ = ["PAGE_BYTES", "Pool", "PoolExhausted", "Slab", "SlabMemory", "SlabPool"]
 
 
 class PoolExhausted(SwaptrainError):
@@ -40,7 +40,7 @@ class PoolExhausted(SwaptrainError):
         )
 
 
-class Place(Protocol):
+class SlabMemory(Protocol):
     """Where the bytes of a slab are."""
 
     nbytes: int
@@ -56,7 +56,7 @@ class Slab:
     Views (`memory`, `tensor`) share the memory without a copy and keep it mapped while they live.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SlabMemory) -> None:
         self._place = place
         self._view: NDArray[np.uint8] | None = place.view()
 
@@ -118,9 +118,9 @@ class SlabPool(ABC):
         self._lock = threading.RLock()
         self._live: set[Slab] = set()
         self._used_bytes = 0  # of what is in use, views that outlive their slab included
-        self._viewed: dict[Place, weakref.ref[NDArray[np.uint8]]] = {}
+        self._viewed: dict[SlabMemory, weakref.ref[NDArray[np.uint8]]] = {}
         # Filled by weak references' callbacks, which may run inside any statement of any thread.
-        self._unviewed: deque[Place] = deque()
+        self._unviewed: deque[SlabMemory] = deque()
 
     @property
     def live_bytes(self) -> int:
@@ -190,18 +190,18 @@ class SlabPool(ABC):
         """Give what is kept for reuse back to the system."""
 
     @abstractmethod
-    def _place(self, nbytes: int) -> Place:
+    def _place(self, nbytes: int) -> SlabMemory:
         """Return resident memory for a slab, for which there is room."""
 
     @abstractmethod
-    def _free(self, place: Place) -> None:
+    def _free(self, place: SlabMemory) -> None:
         """Keep memory that is in use no more, for reuse."""
 
     @abstractmethod
     def _shrink(self) -> None:
         """Hold no more than the budget, as far as what is in use allows."""
 
-    def _on_last_view(self, place: Place) -> Callable[[object], None]:
+    def _on_last_view(self, place: SlabMemory) -> Callable[[object], None]:
         return lambda _: self._unviewed.append(place)
 
     def _collect(self) -> None:

@@ -23,9 +23,9 @@ from swaptrain.observe.progress_line import progress_line
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.units import format_duration
 
-__all__ = ["Phase", "Progress"]
+__all__ = ["Progress", "StepPhase"]
 
-Phase = Literal["forward", "backward", "update", "eval"]
+StepPhase = Literal["forward", "backward", "update", "eval"]
 
 _REFRESH_S = 0.1
 _PLAIN_TICK_S = 30.0
@@ -107,7 +107,7 @@ class Progress:
         else:
             self.note(f"training {total_steps} steps, {segments} segments")
 
-    def tick(self, step: int, phase: Phase, segment: int, segments: int) -> None:
+    def tick(self, step: int, phase: StepPhase, segment: int, segments: int) -> None:
         """Say that an instruction begins, on segment `segment` (from 0); drawn 10 times a second.
 
         Without a terminal, a step that takes long gets a line every 30 s.

@@ -39,11 +39,11 @@ from swaptrain.run.finish import separate_all
 from swaptrain.run.go_back import go_back, verify_snapshot
 from swaptrain.run.memory_guard import BudgetGuard, OwnBytes
 from swaptrain.run.open_store import open_store
-from swaptrain.run.resume import find_position
+from swaptrain.run.resume import find_resume_point
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.start_over import begun_otherwise, start_over
 from swaptrain.run.step_boundary import Boundary
-from swaptrain.run.steps import Change, Evaluation, Training
+from swaptrain.run.steps import Evaluation, OptimizerChange, Training
 from swaptrain.run.watch import Watch
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import write_aside
@@ -124,7 +124,7 @@ class OpenRun:
         if before is None or before == config.optimizer:
             self._record_config()
         else:
-            change = Change(before, update_rule(before), self._record_config)
+            change = OptimizerChange(before, update_rule(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
         if machine is not None:
             plan = with_tier_cost(with_load_cost(plan, data), config, self._prepared.device)
@@ -279,7 +279,7 @@ class OpenRun:
         root: RootRecord,
         data: Batches,
         evaluation: Evaluation | None,
-        change: Change | None,
+        change: OptimizerChange | None,
         floor: Callable[[int, int, float, float], float | None],
     ) -> Training:
         """Take the memory, find the position, and put together what trains."""
@@ -304,7 +304,7 @@ class OpenRun:
             committer,
             fingerprint=plan.captured.model.fingerprint,
         )
-        position = find_position(plan.layouts, self._slots, self._backing, root)
+        position = find_resume_point(plan.layouts, self._slots, self._backing, root)
         metrics = self._metrics = MetricsFile(self._paths.metrics)
         if config.store.keeps_values:
             self._values = KeptValues(self._backing, tier, self._io)

@@ -23,11 +23,11 @@ from swaptrain.store.slots.recovery_rules import Decision
 from swaptrain.store.slots.slot import Slot, frozen_slot
 from swaptrain.store.slots.slots import Slots
 
-__all__ = ["Position", "find_position"]
+__all__ = ["ResumePoint", "find_resume_point"]
 
 
 @dataclass
-class Position:
+class ResumePoint:
     """Where a run goes on, with what the records say of the step."""
 
     decision: Decision
@@ -39,12 +39,12 @@ class Position:
     """Checksums of the gradients that the step goes on from."""
 
 
-def find_position(
+def find_resume_point(
     layouts: Layouts,
     slots: Slots,
     backing: DiskBacking,
     root: RootRecord,
-) -> Position:
+) -> ResumePoint:
     """Read every live record, decide by the protocol's tables, and point `backing` to the versions.
 
     Raises DamagedStoreError when a record does not verify or the versions are a mixture.
@@ -65,11 +65,11 @@ def find_position(
             backing.found_spilled(key, sums)
         finished = {k: run.gradients[k] for k in run.gradients_used}
         ledger = _ledger(records if run.found.gradients is None else finished, decision.step)
-        return Position(decision, ledger, Ledger(), handoff)
+        return ResumePoint(decision, ledger, Ledger(), handoff)
     # The gradients' records have a step before the segments' own; a finished run has only these.
     of_step = run.gradients and all(r["version"] == run.done for r in run.gradients.values())
     ledger = _ledger(run.gradients if of_step else records, run.done)
-    return Position(decision, ledger if decision.pending else Ledger(), ledger)
+    return ResumePoint(decision, ledger if decision.pending else Ledger(), ledger)
 
 
 def _live_record(

@@ -28,7 +28,7 @@ from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.run.executor import Executor, StepState, global_norm
 from swaptrain.run.going_on import going_on
-from swaptrain.run.resume import Position
+from swaptrain.run.resume import ResumePoint
 from swaptrain.run.step_boundary import Boundary
 from swaptrain.run.step_counters import Counters
 from swaptrain.spans import span
@@ -36,7 +36,7 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.slots.recovery_rules import Action
 from swaptrain.store.slots.snapshots import Snapshots
 
-__all__ = ["Change", "Evaluation", "Training"]
+__all__ = ["Evaluation", "OptimizerChange", "Training"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Change:
+class OptimizerChange:
     """A change of the optimizer, from the next boundary between two steps on."""
 
     before: OptimizerConfig
@@ -74,7 +74,7 @@ class Training:
     pool: SlabPool
     io: DirectIO
     metrics: MetricsFile
-    position: Position
+    position: ResumePoint
     trees: Trees | None
     boundary: Boundary
     values: KeptValues | None
@@ -83,7 +83,7 @@ class Training:
     report: Callable[[StepMetrics], None]
     floor_s: Callable[[int, int, float, float], float | None]
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
-    change: Change | None = None
+    change: OptimizerChange | None = None
     snapshots: Snapshots | None = None
     step: int = 0
     """The step that is being done, or the next one."""
@@ -127,7 +127,7 @@ class Training:
         else:
             self._keep(decision.done)  # a kill may have come before it
 
-    def _finish_before_change(self, change: Change) -> None:
+    def _finish_before_change(self, change: OptimizerChange) -> None:
         """Do what is left of the interrupted step under the optimizer that began it."""
         after, rule = self.config, self.plan.operations.rule
         self.config = after.model_copy(update={"optimizer": change.before})

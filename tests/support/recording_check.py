@@ -15,7 +15,7 @@ from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.run.go_back import complete_going_back
-from swaptrain.run.resume import find_position
+from swaptrain.run.resume import find_resume_point
 from swaptrain.run.run_names import check_own
 from swaptrain.run.start_over import begun_otherwise
 from swaptrain.store.access.lock import RunLock
@@ -204,7 +204,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         micro_batches=job.config.data.micro_batches,
         deferred=plan.builder.deferred,
     )
-    position = find_position(plan.layouts, slots, backing, root)
+    position = find_resume_point(plan.layouts, slots, backing, root)
     found.decision = position.decision
     for k in plan.layouts.state:
         slot = backing.slot(k)

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from swaptrain.errors import CaptureError
 
-__all__ = ["BatchChecks", "Check", "Kind"]
+__all__ = ["BatchChecks", "OutputCheck", "Requirement"]
 
 _MOST_CHARACTERS = 80
 _ADVICE = (
@@ -20,7 +20,7 @@ _ADVICE = (
 )
 
 
-class Kind(Enum):
+class Requirement(Enum):
     """What is asked of an output of the checks' graph."""
 
     HOLDS = "all elements are true"
@@ -29,10 +29,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Check:
+class OutputCheck:
     """One output of the checks' graph, and what is asked of it."""
 
-    kind: Kind
+    kind: Requirement
     message: str
     """The model's own for HOLDS, else a name of the output."""
     where: str = ""
@@ -46,7 +46,7 @@ class BatchChecks:
     graph: fx.GraphModule | None = None
     """From the tensors of a batch, in the order of `keys`, to one output for each check."""
     keys: tuple[str, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[OutputCheck, ...] = ()
     expected: tuple[object, ...] = ()
     """What the outputs are for the first micro-batch, described."""
     computed: tuple[str, ...] = ()
@@ -57,9 +57,9 @@ class BatchChecks:
         found = self.evaluate(batch, name)
         for check, expected, value in zip(self.checks, self.expected, found, strict=True):
             where = f" ({check.where})" if check.where else ""
-            if check.kind is Kind.HOLDS and value is False:
+            if check.kind is Requirement.HOLDS and value is False:
                 raise CaptureError(f"{name()}: the model refuses it: {check.message}{where}")
-            if check.kind is not Kind.HOLDS and value != expected:
+            if check.kind is not Requirement.HOLDS and value != expected:
                 raise CaptureError(
                     f"{name()}: {check.message}{where} is {_show(value)}, and the model was "
                     f"captured with {_show(expected)}, on which its code depends. {_ADVICE}"
@@ -92,11 +92,11 @@ class _Described:
         return f"[{', '.join(self.elements)}]" if self.shape else self.elements[0]
 
 
-def _described(kind: Kind, value: object) -> object:
-    if kind is Kind.HOLDS:
+def _described(kind: Requirement, value: object) -> object:
+    if kind is Requirement.HOLDS:
         return bool(value.all()) if isinstance(value, Tensor) else bool(value)
     if isinstance(value, Tensor):
-        elements = tuple(map(str, value.flatten().tolist())) if kind is Kind.VALUE else None
+        elements = tuple(map(str, value.flatten().tolist())) if kind is Requirement.VALUE else None
         return _Described(tuple(value.shape), elements)
     if isinstance(value, tuple | list):
         return tuple(_described(kind, part) for part in value)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from swaptrain.capture.checks.batch_checks import BatchChecks, Check, Kind
+from swaptrain.capture.checks.batch_checks import BatchChecks, OutputCheck, Requirement
 from swaptrain.capture.checks.operation import CHECK, KNOWN, check_computed, is_check, is_scalar
 from swaptrain.capture.trace import NodeFacts, Trace, is_random, may_write, resolve_attribute
 from swaptrain.errors import CaptureError
@@ -44,7 +44,7 @@ def take_checks(
     if not sinks and not trace.answers:
         return BatchChecks(), False
     slices = _Slices(captured, trace)
-    wanted: list[tuple[fx.Node, Check]] = []
+    wanted: list[tuple[fx.Node, OutputCheck]] = []
     computed: list[str] = []
     for node in trace.answers:
         wanted += _answers(slices, node)
@@ -57,7 +57,7 @@ def take_checks(
                 if not condition:
                     raise CaptureError(f"a check of the model fails on every batch: {message}")
             elif slices.of_batch(sink):
-                wanted.append((condition, Check(Kind.HOLDS, message)))
+                wanted.append((condition, OutputCheck(Requirement.HOLDS, message)))
             else:
                 slices.insert(sink, check_computed, (condition, message))
                 computed.append(message)
@@ -81,17 +81,18 @@ def _first_name() -> str:
     return "the first micro-batch of the data"
 
 
-def _answers(slices: _Slices, node: fx.Node) -> Iterator[tuple[fx.Node, Check]]:
+def _answers(slices: _Slices, node: fx.Node) -> Iterator[tuple[fx.Node, OutputCheck]]:
     """Yield what every micro-batch has to give as the first one did, for the code to be right."""
     if node.target is KNOWN:
         if not slices.of_batch(node):
             raise _changing(str(node.args[1]))
-        yield node.all_input_nodes[0], Check(Kind.VALUE, "what the model reads", str(node.args[1]))
+        given, where = node.all_input_nodes[0], str(node.args[1])
+        yield given, OutputCheck(Requirement.VALUE, "what the model reads", where)
         return
     where = _line(node)
     if slices.of_batch(node):
-        kind = Kind.SHAPE if slices.tensors(node) else Kind.VALUE
-        yield node, Check(kind, f"the result of {node.target}", where)
+        kind = Requirement.SHAPE if slices.tensors(node) else Requirement.VALUE
+        yield node, OutputCheck(kind, f"the result of {node.target}", where)
         return
     # The question was about those inputs of an operation on computed values that are of the batch.
     inputs = [n for n in node.all_input_nodes if slices.tensors(n) and slices.of_batch(n)]
@@ -105,10 +106,11 @@ def _answers(slices: _Slices, node: fx.Node) -> Iterator[tuple[fx.Node, Check]]:
         if node.target in _CHOOSING:
             summed = _aten.count_nonzero.default
         if summed is None:
-            yield given, Check(Kind.VALUE, f"what {node.target} reads", where)
+            yield given, OutputCheck(Requirement.VALUE, f"what {node.target} reads", where)
             continue
         total = slices.insert(node, summed, (given,))
-        yield total, Check(Kind.VALUE, f"the number of elements that {node.target} makes", where)
+        elements = f"the number of elements that {node.target} makes"
+        yield total, OutputCheck(Requirement.VALUE, elements, where)
 
 
 def _changing(where: str) -> CaptureError:

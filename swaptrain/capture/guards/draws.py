@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from swaptrain.capture.guards.lines import called_by_model, is_models_file, model_line
-from swaptrain.capture.guards.replaced import bindings_of, replaced
+from swaptrain.capture.guards.replaced import holders_of, replaced
 from swaptrain.errors import CaptureError
 
 __all__ = [
@@ -103,7 +103,7 @@ def watched_draws(noted: Noted) -> Iterator[None]:
     functions = (*_ENTROPY, np.random.default_rng, *_CLOCKS, *_global_draws())
     shift_s = int.from_bytes(os.urandom(3), "little") + 0.377
     with contextlib.ExitStack() as stack:
-        for function, places in zip(functions, bindings_of(functions), strict=True):
+        for function, places in zip(functions, holders_of(functions), strict=True):
             if function in _CLOCKS:
                 replacement = _shifted(function, noted, shift_s)
             elif function in _ENTROPY or function is np.random.default_rng:

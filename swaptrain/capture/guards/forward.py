@@ -121,7 +121,7 @@ class ForwardGuard:
         self._compare_tensors(tensors, last)
         last.left = [(m, _plain_attributes(m)) for m in model.modules()]
 
-    def _compare_tensors(self, before: dict[str, _Place], last: Forward) -> None:
+    def _compare_tensors(self, before: dict[str, _OwnTensor], last: Forward) -> None:
         after = _own_tensors(self._model)
         for name, place in after.items():
             old = before.get(name)
@@ -147,22 +147,22 @@ class ForwardGuard:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _OwnTensor:
     tensor: torch.Tensor
     buffer: bool
 
 
-def _own_tensors(model: nn.Module) -> dict[str, _Place]:
+def _own_tensors(model: nn.Module) -> dict[str, _OwnTensor]:
     """Return the buffers, and the tensors in plain attributes, of every module by dotted name."""
-    found: dict[str, _Place] = {}
+    found: dict[str, _OwnTensor] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                found[prefix + name] = _Place(buffer, True)
+                found[prefix + name] = _OwnTensor(buffer, True)
         for name, value in vars(module).items():
             if name not in _STANDARD and isinstance(value, torch.Tensor):
-                found[prefix + name] = _Place(value, False)
+                found[prefix + name] = _OwnTensor(value, False)
     return found
 
 

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["bindings_of", "replaced"]
+__all__ = ["holders_of", "replaced"]
 
-Binding = tuple[Any, str]
+Holder = tuple[Any, str]
 
 
-def bindings_of(functions: Sequence[Any]) -> list[list[Binding]]:
+def holders_of(functions: Sequence[Any]) -> list[list[Holder]]:
     """Return, for each function, the modules that hold it and under which name."""
     numbers = {id(function): i for i, function in enumerate(functions)}
-    found: list[list[Binding]] = [[] for _ in functions]
+    found: list[list[Holder]] = [[] for _ in functions]
     for module in list(sys.modules.values()):
         # Of dict itself: a lazy module answers getattr by importing things.
         for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -26,9 +26,9 @@ def bindings_of(functions: Sequence[Any]) -> list[list[Binding]]:
 
 
 @contextlib.contextmanager
-def replaced(bindings: Iterable[Binding], function: Any) -> Iterator[None]:
+def replaced(holders: Iterable[Holder], function: Any) -> Iterator[None]:
     """Set each (owner, name) to `function` inside the block, and put the old values back."""
-    places = list(bindings)
+    places = list(holders)
     originals = [vars(owner)[name] for owner, name in places]
     for owner, name in places:
         setattr(owner, name, function)

@@ -18,7 +18,7 @@ _MOST_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Extent:
     """A parameter or buffer, from its first byte in its storage to behind its last."""
 
     name: str
@@ -45,7 +45,7 @@ def check_memory(module: nn.Module) -> None:
     buffer on it follows the updates. Parameters that are one object are tied and pass, as do
     pieces of one storage that do not overlap, and what nothing trains.
     """
-    storages: dict[int, list[_Place]] = {}
+    storages: dict[int, list[_Extent]] = {}
     for storage, place in _places(module):
         for other in storages.setdefault(storage, []):
             if (place.trained or other.trained) and _overlap(place, other):
@@ -60,11 +60,11 @@ def check_changing(tensors: Mapping[str, torch.Tensor], changing: Collection[str
     buffers that the forward changes: each of them is stored by itself, and the other one would not
     follow. One tensor under several names passes.
     """
-    storages: dict[int, list[_Place]] = {}
+    storages: dict[int, list[_Extent]] = {}
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or not tensor.numel():
             continue
-        place = _Place(name, tensor, name in changing)
+        place = _Extent(name, tensor, name in changing)
         for other in storages.setdefault(int(tensor.untyped_storage()._cdata), []):
             changed, seen = (place, other) if place.trained else (other, place)
             if changed.trained and other.tensor is not tensor and _overlap(place, other):
@@ -76,16 +76,16 @@ def check_changing(tensors: Mapping[str, torch.Tensor], changing: Collection[str
         storages[int(tensor.untyped_storage()._cdata)].append(place)
 
 
-def _places(module: nn.Module) -> Iterator[tuple[int, _Place]]:
+def _places(module: nn.Module) -> Iterator[tuple[int, _Extent]]:
     parameters = [(name, p, p.requires_grad) for name, p in module.named_parameters()]
     buffers = [(f"the buffer {name}", b, False) for name, b in module.named_buffers()]
     for name, tensor, trained in (*parameters, *buffers):
         if tensor.layout is not torch.strided or not tensor.numel():
             continue
-        yield int(tensor.untyped_storage()._cdata), _Place(name, tensor, trained)
+        yield int(tensor.untyped_storage()._cdata), _Extent(name, tensor, trained)
 
 
-def _overlap(one: _Place, other: _Place) -> bool:
+def _overlap(one: _Extent, other: _Extent) -> bool:
     """Whether two places share an element; columns that take turns do not."""
     if one.end <= other.begin or other.end <= one.begin:
         return False
@@ -103,7 +103,7 @@ def _overlap(one: _Place, other: _Place) -> bool:
     return False
 
 
-def _refusal(one: _Place, other: _Place) -> CaptureError:
+def _refusal(one: _Extent, other: _Extent) -> CaptureError:
     if other.name.startswith("the buffer"):
         return CaptureError(
             f"{other.name} lies in the memory of the parameter {one.name} and would follow its "

@@ -11,7 +11,7 @@ from torch._functorch import eager_transforms
 from torch.overrides import TorchFunctionMode
 
 from swaptrain.capture.guards.lines import called_by_model, model_line
-from swaptrain.capture.guards.replaced import bindings_of, replaced
+from swaptrain.capture.guards.replaced import holders_of, replaced
 from swaptrain.errors import CaptureError
 
 __all__ = ["watched_forward"]
@@ -44,7 +44,7 @@ def watched_forward() -> Iterator[None]:
             stack.enter_context(replaced([(owner, name)], _refusal(what, advice)))
         # At this moment: torch._dynamo wraps them when it is imported.
         seeds = [getattr(owner, name) for owner in (torch, torch.random) for name in _SEEDS]
-        for seed, places in zip(seeds, bindings_of(seeds), strict=True):
+        for seed, places in zip(seeds, holders_of(seeds), strict=True):
             stack.enter_context(replaced(places, _seed_refusal(seed)))
         stack.enter_context(_inference_without_gradients())
         stack.enter_context(_checked_saving())

@@ -30,7 +30,7 @@ from swaptrain.capture.init.finish import (
     unfile_buffers,
 )
 from swaptrain.capture.init.intercept import Intercept
-from swaptrain.capture.init.record import Recorder, RefusedError
+from swaptrain.capture.init.record import OperationRecorder, RefusedError
 from swaptrain.capture.init.replay import Log, Window, copied
 
 __all__ = ["Construction", "construct"]
@@ -133,7 +133,7 @@ def _recorded(
     draw: bool,
 ) -> Construction:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(fake_mode, fake_from_bytes=fake_from_bytes, draw=draw)
+    recorder = OperationRecorder(fake_mode, fake_from_bytes=fake_from_bytes, draw=draw)
     _seed(seed)
     with recorder, Intercept(recorder), swapping_fakes(), _silent_fake_kernels():
         module = factory()

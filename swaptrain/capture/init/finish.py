@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from swaptrain.capture.init.exchange import FakeTwins, become
 from swaptrain.capture.init.filebacked import ScratchFiles, drop_pages, is_file_backed
 from swaptrain.capture.init.operations import storages
-from swaptrain.capture.init.record import Recorder
+from swaptrain.capture.init.record import OperationRecorder
 from swaptrain.capture.init.replay import Window, copied, storage_key
 from swaptrain.capture.parameters.kinds import check_memory
 from swaptrain.errors import CaptureError
@@ -39,7 +39,7 @@ def check_parameters(module: nn.Module) -> None:
         check_memory(name, parameter)
 
 
-def real_others(module: nn.Module, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
+def real_others(module: nn.Module, recorder: OperationRecorder, fake_mode: FakeTensorMode) -> None:
     """Give real values to all fake tensors of `fake_mode` that are no parameters of `module`.
 
     Buffers always become real. Other tensors stay fake if they show a parameter's storage, or were

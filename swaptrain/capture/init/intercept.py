@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from swaptrain.capture.init.exchange import become, user_attributes
-from swaptrain.capture.init.record import Recorder
+from swaptrain.capture.init.record import OperationRecorder
 from swaptrain.capture.init.replay import storage_key
 
 __all__ = ["Intercept"]
@@ -35,7 +35,7 @@ _RAW_MEMORY = frozenset(
 class Intercept(TorchFunctionMode):
     """Gives fake tensors the semantics of plain ones where torch would treat them differently."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: OperationRecorder) -> None:
         super().__init__()
         self._recorder = recorder
         self._special: dict[Any, Callable[..., Any]] = {

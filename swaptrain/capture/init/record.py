@@ -19,9 +19,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from swaptrain.capture.init import operations
 from swaptrain.capture.init.exchange import FakeTwins
-from swaptrain.capture.init.replay import Log, Operation, Window, copied, storage_key
+from swaptrain.capture.init.replay import Log, LoggedOperation, Window, copied, storage_key
 
-__all__ = ["Recorder", "RefusedError"]
+__all__ = ["OperationRecorder", "RefusedError"]
 
 _MOST_OPERATIONS = 200_000
 _MOST_REPLAYED = 100_000
@@ -32,7 +32,7 @@ class RefusedError(Exception):
     """The construction does something that a recording cannot repeat exactly."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations on large CPU tensors fake and logs them; runs the others as they are.
 
     Random operations are drawn for real into a scratch tensor when they are recorded, so that the
@@ -274,7 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in results
         )
         self._storages.update(created)
-        operation = Operation(
+        operation = LoggedOperation(
             func,
             tuple(self._constant(leaf) for leaf in arguments),
             structure,

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from swaptrain.errors import CaptureError
 
-__all__ = ["Log", "Operation", "Window", "copied", "storage_key"]
+__all__ = ["Log", "LoggedOperation", "Window", "copied", "storage_key"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -78,7 +78,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class LoggedOperation:
     """One logged operation. Its tensor arguments are windows, or small constants."""
 
     function: OpOverload
@@ -106,7 +106,7 @@ class Log:
     """Operations in the order in which a construction ran them, found by what they write."""
 
     def __init__(self) -> None:
-        self._operations: list[Operation | None] = []
+        self._operations: list[LoggedOperation | None] = []
         self._storage_bytes: dict[int, int] = {}
         self._writers: dict[int, list[int]] = {}
         self.replayed = 0
@@ -115,7 +115,7 @@ class Log:
     def __len__(self) -> int:
         return len(self._operations)
 
-    def append(self, operation: Operation, created_bytes: dict[int, int]) -> None:
+    def append(self, operation: LoggedOperation, created_bytes: dict[int, int]) -> None:
         """Add `operation`; `created_bytes` has the size of each storage that it creates."""
         for key in operation.writes:
             self._writers.setdefault(key, []).append(len(self._operations))
@@ -168,7 +168,7 @@ class Log:
             if position not in needed:
                 self._operations[position] = None
 
-    def _operation(self, position: int) -> Operation:
+    def _operation(self, position: int) -> LoggedOperation:
         operation = self._operations[position]
         assert operation is not None, "an operation was dropped that a parameter needs"
         return operation
@@ -211,7 +211,7 @@ class Log:
             ).untyped_storage()
         return storages[key]
 
-    def _run(self, operation: Operation, storages: dict[int, torch.UntypedStorage]) -> None:
+    def _run(self, operation: LoggedOperation, storages: dict[int, torch.UntypedStorage]) -> None:
         leaves = []
         for leaf in operation.arguments:
             if isinstance(leaf, Window):

@@ -70,7 +70,7 @@ def loss_terms(captured: fx.GraphModule, trace: Trace, keys: Sequence[str]) -> L
     `keys` are those of the batch in the order of the graph's placeholders.
     """
     output = next(node for node in captured.graph.nodes if node.op == "output")
-    walk = _Walk(captured, trace)
+    walk = _TermWalk(captured, trace)
     reason = walk.descend(output.all_input_nodes[0])
     if not reason and not walk.targets:
         reason = "it has no cross entropy that is a mean over the labels of a batch"
@@ -85,7 +85,7 @@ def loss_terms(captured: fx.GraphModule, trace: Trace, keys: Sequence[str]) -> L
     )
 
 
-class _Walk:
+class _TermWalk:
     """Goes down from the loss and collects its terms."""
 
     def __init__(self, captured: fx.GraphModule, trace: Trace) -> None:

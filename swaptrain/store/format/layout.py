@@ -10,7 +10,7 @@ from functools import cached_property
 from swaptrain.errors import ConfigError
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 
-__all__ = ["ALIGNMENT_BYTES", "ArrayLayout", "Entry", "SegmentLayout", "lay_out"]
+__all__ = ["ALIGNMENT_BYTES", "ArrayEntry", "ArrayLayout", "SegmentLayout", "lay_out"]
 
 ALIGNMENT_BYTES = 64
 _ALIGNMENT_ELEMENTS = 32
@@ -21,7 +21,7 @@ PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArrayEntry:
     """A tensor and where it starts in its array, in elements; the start is 64-byte aligned."""
 
     tensor: TensorSpec
@@ -36,7 +36,7 @@ class ArrayLayout:
 
     name: str
     dtype: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ArrayEntry, ...]
     chunk_bytes: int
     chunks: int
 
@@ -60,7 +60,7 @@ class ArrayLayout:
             count = min(end, entry.offset + entry.tensor.extent) - low
             if count > 0:
                 tensor = TensorSpec(entry.tensor.name, (count,), (1,), self.dtype)
-                entries.append(Entry(tensor, low - begin, start=low - entry.offset))
+                entries.append(ArrayEntry(tensor, low - begin, start=low - entry.offset))
         return ArrayLayout(self.name, self.dtype, tuple(entries), self.chunk_bytes, chunks)
 
 
@@ -128,7 +128,7 @@ def lay_out(
         if tensor.dtype != dtype:
             raise ValueError(f"array {name} is {dtype}, its tensor {tensor.name} {tensor.dtype}")
         offset = -(-end // alignment) * alignment
-        entries.append(Entry(tensor, offset))
+        entries.append(ArrayEntry(tensor, offset))
         end = offset + tensor.extent
     page = PAGE_BYTES // (_NARROWEST if widest else itemsize)
     pages = max(1, -(-end // page))

@@ -13,7 +13,7 @@ from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.run.finish import finished_step
 from swaptrain.run.idle_rates import steps_done
-from swaptrain.run.resume import find_position
+from swaptrain.run.resume import find_resume_point
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.record import encode_record
 from swaptrain.store.format.root import RootRecord, create_root, read_root
@@ -215,7 +215,7 @@ def test_everyone_says_the_same(jobs: Callable[[str], Job], state: str, tmp_path
             deferred=plan.builder.deferred,
         )
         slots = Slots(run_dir, trees=root.commit_every > 1)
-        assert find_position(plan.layouts, slots, backing, root).decision == position.decision
+        assert find_resume_point(plan.layouts, slots, backing, root).decision == position.decision
 
 
 @pytest.mark.trains
