@@ -16,9 +16,8 @@ from swaptrain.observe.metrics import MetricsFile
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import flush_directory, run_error, write_aside
-from swaptrain.store.format.record import encode_record, read_record
+from swaptrain.store.format.going_back import GoingBackRecord
 from swaptrain.store.format.root import RootRecord, create_root
-from swaptrain.store.format.schema import check_intent
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.recovery_rules import flush_everything
 from swaptrain.store.slots.slot_bytes import verify_slot
@@ -51,7 +50,7 @@ def verify_snapshot(snapshot: Snapshot, root: RootRecord, io: DirectIO, stop: St
 
     Raises DamagedStoreError where something does not verify, StoppedBySignal between segments.
     """
-    if snapshot.record["fingerprint"] != root.fingerprint:
+    if snapshot.record.fingerprint != root.fingerprint:
         raise DamagedStoreError("a snapshot belongs to another model", path=snapshot.path)
     for segment, slot in snapshot.slots.items():
         what = f"verifying segment {segment} of the snapshot of step {snapshot.step}"
@@ -68,7 +67,7 @@ def go_back(
     Lines of metrics and snapshots of later steps go, and all that was spilled: the step's number
     would make the redone steps take it for theirs. The snapshot itself stays.
     """
-    write_aside(RunPaths(run_dir).going_back, encode_record({"step": snapshot.step}))
+    write_aside(RunPaths(run_dir).going_back, GoingBackRecord(step=snapshot.step).encoded())
     return complete_going_back(run_dir, root, note)
 
 
@@ -81,9 +80,7 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
     if not paths.going_back.exists():
         return root
     flush_everything(run_dir)
-    intent = read_record(paths.going_back)
-    check_intent(intent, paths.going_back)
-    step: int = intent["step"]
+    step = GoingBackRecord.read(paths.going_back).step
     snapshot = find_snapshot(run_dir, root, step)
     later = [found for found in list_snapshots(run_dir) if found.step > step]
     with MetricsFile(paths.metrics) as metrics:

@@ -221,7 +221,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
     found.completes = bool(position.finished.losses)
     for snapshot in list_snapshots(run_dir):
         found.snapshots.append(snapshot.step)
-        if snapshot.record["fingerprint"] != root.fingerprint:
+        if snapshot.record.fingerprint != root.fingerprint:
             found.wrong.append(f"the snapshot of step {snapshot.step} is of another model")
         for k, slot in snapshot.slots.items():
             _look_at_snapshot(k, slot, snapshot.step, known, found)

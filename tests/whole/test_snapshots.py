@@ -260,7 +260,7 @@ def test_inspect_and_zarr_see_the_snapshots(tmp_path: Path) -> None:
     assert [row.step for row in report.snapshots] == [2, 4]
     assert all(row.own_bytes > 0 for row in report.snapshots)
     last = list_snapshots(run_dir)[-1]
-    assert last.record["step"] == 4
+    assert last.record.step == 4
     group = zarr.open_group(last.path, mode="r")
     live = zarr.open_group(run_dir / "store" / "segments", mode="r")
     for k in last.slots:

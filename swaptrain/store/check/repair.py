@@ -25,8 +25,8 @@ from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import allocate, flush_directory, run_error, write_aside
 from swaptrain.store.disk.io_buffers import io_buffer
+from swaptrain.store.format.checks import check_state
 from swaptrain.store.format.record import read_record
-from swaptrain.store.format.schema import check_state
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots

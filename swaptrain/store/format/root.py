@@ -26,8 +26,8 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.disk.flush import file_system_type
 from swaptrain.store.format.bfloat16 import numpy_dtype, register
+from swaptrain.store.format.checks import check_root
 from swaptrain.store.format.record import encode_record, read_record
-from swaptrain.store.format.schema import check_root
 from swaptrain.store.format.schema_static import check_static, check_static_array
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths, link_text
 

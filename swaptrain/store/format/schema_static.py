@@ -9,7 +9,7 @@ from typing import Any
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
-from swaptrain.store.format.schema import MOST_ELEMENTS, check_array_keys, plain_codecs
+from swaptrain.store.format.checks import MOST_ELEMENTS, check_array_keys, plain_codecs
 from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json
 

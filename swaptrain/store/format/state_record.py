@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError
+from swaptrain.store.format.checks import check_kept
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.record import read_record
-from swaptrain.store.format.schema import check_kept
 
 __all__ = ["blank_checksums", "read_kept", "state_record"]
 

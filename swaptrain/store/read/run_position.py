@@ -13,9 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError, Where
-from swaptrain.store.format.record import read_record
+from swaptrain.store.format.going_back import GoingBackRecord
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.schema import check_intent
 from swaptrain.store.format.state_record import read_kept
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import held_segment
@@ -178,11 +177,10 @@ def _going_back(paths: RunPaths) -> RunPosition:
     """Return the position that the next start makes: the snapshot's."""
     nothing = Found(None)
     try:
-        intent = read_record(paths.going_back)
-        check_intent(intent, paths.going_back)
+        intent = GoingBackRecord.read(paths.going_back)
     except DamagedStoreError as error:
         return RunPosition(nothing, None, going_back=True, damages=(error,))
-    return RunPosition(nothing, Decision(Action.BEGIN, int(intent["step"]) + 1), going_back=True)
+    return RunPosition(nothing, Decision(Action.BEGIN, intent.step + 1), going_back=True)
 
 
 def _live_records(

@@ -17,10 +17,10 @@ from swaptrain.store.disk.durable_files import (
     flush_file_system,
     run_error,
 )
+from swaptrain.store.format.checks import check_state, check_table
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.record import read_record, write_record
 from swaptrain.store.format.root import ensure_group, link_static
-from swaptrain.store.format.schema import check_state, check_table
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 

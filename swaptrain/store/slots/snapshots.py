@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.store.disk.durable_files import (
@@ -21,15 +21,25 @@ from swaptrain.store.disk.durable_files import (
     run_error,
     write_aside,
 )
-from swaptrain.store.format.record import encode_record, read_record
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.schema import check_snapshot
+from swaptrain.store.format.schema import Name, Positive, Record, Text, Whole
 from swaptrain.store.paths import ASIDE, ZARR_JSON, RunPaths, link_text
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshot_links import held_slots, snapshot_paths
 
 __all__ = ["Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots", "list_snapshots"]
+
+
+class SnapshotRecord(Record):
+    """Content of `RUN/snapshots/STEP/zarr.json`."""
+
+    title: ClassVar[str] = "a snapshot's record"
+    step: Whole
+    fingerprint: Name
+    commit_every: Positive
+    slots: dict[Text, Text]
+    """Names of the slots by segment, which the links repeat."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +60,15 @@ class Snapshot:
         return {k: Slot(paths.slot(name)) for k, name in held_slots(self.path).items()}
 
     @cached_property
-    def record(self) -> dict[str, Any]:
-        """What is kept: step, fingerprint, commit_every, and the slots by segment.
+    def record(self) -> SnapshotRecord:
+        """Record of the snapshot.
 
         Raises DamagedStoreError when it does not verify or the links say something else.
         """
         path = self.path / ZARR_JSON
-        record = read_record(path)
-        check_snapshot(record, path)
+        record = SnapshotRecord.read(path)
         links = {f"{k:03d}": slot.id for k, slot in self.slots.items()}
-        if record.get("step") != self.step or record.get("slots") != links:
+        if record.step != self.step or record.slots != links:
             raise DamagedStoreError("a snapshot's record does not fit its links", path=path)
         return record
 
@@ -113,19 +122,19 @@ class Snapshots:
         make_directory(paths.snapshots)
         path = paths.snapshot(step)
         aside = path.with_name(path.name + ASIDE)
-        record = {
-            "step": step,
-            "fingerprint": self._root.fingerprint,
-            "commit_every": self._root.commit_every,
-            "slots": {f"{k:03d}": slot.id for k, slot in held.items()},
-        }
+        record = SnapshotRecord(
+            step=step,
+            fingerprint=self._root.fingerprint,
+            commit_every=self._root.commit_every,
+            slots={f"{k:03d}": slot.id for k, slot in held.items()},
+        )
         try:
             _remove(aside)
             aside.mkdir()
             for k, slot in held.items():
                 link = aside / f"{k:03d}"
                 link.symlink_to(link_text(link, paths.slot(slot.id)))
-            write_aside(aside / ZARR_JSON, encode_record(record))  # flushes the links as well
+            write_aside(aside / ZARR_JSON, record.encoded())  # flushes the links as well
             aside.replace(path)
         except OSError as error:
             raise run_error(error, path, "make the snapshot") from error

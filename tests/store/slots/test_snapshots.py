@@ -44,7 +44,7 @@ class Kept:
         """Verify every snapshot, chunk by chunk; return their steps."""
         found = list_snapshots(run_dir)
         for snapshot in found:
-            assert snapshot.record["step"] == snapshot.step
+            assert snapshot.record.step == snapshot.step
             for k, slot in snapshot.slots.items():
                 verify_slot(slot, self.store.io, segment=k, version=snapshot.step)
         return [snapshot.step for snapshot in found]
