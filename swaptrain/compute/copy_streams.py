@@ -108,8 +108,8 @@ class _Sent:
 class StreamDevice:
     """Computes on copies of slabs; those of the segment that comes next come while one computes.
 
-    The copies of a segment stay for all micro-batches of its turn, so weights and accumulators
-    cross the bus once per visit. Nothing waits for the device until `wait` or `synchronize`.
+    The copies of a segment stay for all micro-batches of a visit, so weights and accumulators
+    cross the bus once. Nothing waits for the device until `wait` or `synchronize`.
     """
 
     overlaps = True

@@ -54,7 +54,7 @@ class Operations:
     def forget(self, instruction: Instruction) -> None:
         """Drop the device's copies of what is dead, or belongs to one micro-batch.
 
-        The next instruction is of another one: a turn of many needs no more memory than of one.
+        The next instruction is of another one: a visit of many needs no more memory than of one.
         The same for what belongs to one part of an update, and for what only an update reads.
         """
         passed = {

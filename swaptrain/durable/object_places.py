@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from swaptrain.durable.spill_files import SpillFiles
+from swaptrain.program.double_buffer import buffer_index
 from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
-from swaptrain.program.rows import row_turn
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.paths import RunPaths, SpillFolder
 from swaptrain.store.slots.array_files import ArrayFiles
@@ -18,8 +18,8 @@ __all__ = ["ObjectPlaces"]
 class ObjectPlaces:
     """Maps objects to files and rows; it knows nothing of what lies there.
 
-    A gradient has two rows per micro-batch, in turn by the commits between its readers, so that a
-    hand-off never overwrites the one before it.
+    The file of a gradient has two buffers with a row per micro-batch. Readers on either side of a
+    commit use different buffers, so that a hand-off never overwrites the one before it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ObjectPlaces:
         if key.kind is Kind.VALUE:
             return self._value(key)
         if key.kind is Kind.GRADIENT:
-            row = row_turn(self._layouts.model, key) * self._micro_batches + key.micro_batch
+            row = buffer_index(self._layouts.model, key) * self._micro_batches + key.micro_batch
             return self._files.of("gradients", key.name), row
         if key.kind is Kind.SAVED:
             return self._files.of("saved", f"{key.segment:03d}"), key.micro_batch
@@ -77,7 +77,7 @@ class ObjectPlaces:
     def has_gradient(self, key: ObjectKey) -> bool:
         """Whether there is a place for a gradient that a record names."""
         try:
-            row_turn(self._layouts.model, key)
+            buffer_index(self._layouts.model, key)
         except ValueError:  # its segment does not read it
             return False
         return key.micro_batch < self._micro_batches

@@ -155,10 +155,10 @@ class _Cache:
         held: Mapping[ObjectKey, bool],
         barriers: Collection[int],
     ) -> None:
-        self._barriers, self._turns = barriers, sorted(barriers)
+        self._barriers, self._ordered_barriers = barriers, sorted(barriers)
         self._next_use, self._size_bytes, self._cache_bytes = next_use, size_bytes, cache_bytes
         self._held = {
-            key: _Held(size_bytes(key), next_use.after(key, -1), dirty, self._turn_after(-1))
+            key: _Held(size_bytes(key), next_use.after(key, -1), dirty, self._barrier_after(-1))
             for key, dirty in held.items()
         }
         self._used = sum(entry.size_bytes for entry in self._held.values())
@@ -180,11 +180,11 @@ class _Cache:
         held = self._held
         pinned = self._committing.union(instruction.touches)
         reads: set[ObjectKey] = set()
-        turn = self._turn_after(position)
+        barrier = self._barrier_after(position)
         for key in dict.fromkeys(instruction.touches):
             next_use = self._next_use.after(key, position)
             # What is not large is written beside the next instruction.
-            written_at = turn if key.kind in _LARGE else position + 1
+            written_at = barrier if key.kind in _LARGE else position + 1
             if key in held:
                 held[key].next_use, held[key].written_at = next_use, written_at
                 continue
@@ -226,13 +226,13 @@ class _Cache:
         self._committing.difference_update(written)
         self._written.update(dict.fromkeys(written, position))
 
-    def _turn_after(self, position: int) -> int:
-        """Return where state has been written whose write begins behind `position`.
+    def _barrier_after(self, position: int) -> int:
+        """Return the position by which state is written whose write begins after `position`.
 
-        As a commit's it has when the first instruction of the next turn has ended.
+        As for a commit that is the next barrier.
         """
-        i = bisect_right(self._turns, position)
-        return self._turns[i] if i < len(self._turns) else position + 1
+        i = bisect_right(self._ordered_barriers, position)
+        return self._ordered_barriers[i] if i < len(self._ordered_barriers) else position + 1
 
     def _make_room(self, size_bytes: int, position: int, pinned: Container[ObjectKey]) -> None:
         """Evict until `size_bytes` fit; what is being written goes only if nothing else can."""

@@ -175,7 +175,7 @@ def test_a_stop_finds_nothing_under_way(
 def test_the_host_waits_for_one_micro_batch_while_the_next_one_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the last one of a turn, where the host has budget for two of them."""
+    """But for the last one of a visit, where the host has budget for two of them."""
     streams = LateStreams(limit_bytes=1 << 30)
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
     config = _config(tmp_path / "planned", "llama", "fused")
@@ -240,7 +240,7 @@ def test_what_comes_ahead_is_left_where_the_device_is_full(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("recompute", [True, False])
-def test_a_turn_of_many_micro_batches_takes_no_more_memory(
+def test_a_visit_of_many_micro_batches_takes_no_more_memory(
     recompute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one micro-batch brought is dropped before the next one's comes."""
@@ -337,7 +337,7 @@ def test_what_the_next_segment_needs_comes_spread_over_the_micro_batches(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("settings", ["fused", "clipped"])
-def test_sums_leave_the_device_once_in_a_turn_or_not_at_all(
+def test_sums_leave_the_device_once_in_a_visit_or_not_at_all(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More micro-batches send no more; an update takes the sums where they are."""

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swaptrain.program.check import check_program
+from swaptrain.program.double_buffer import buffer_index
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
-from swaptrain.program.rows import row_turn
 from swaptrain.program.step import StepBuilder
 from tests.program.models import builders
 
@@ -72,8 +72,8 @@ def test_a_gradient_never_overwrites_one_that_a_commit_named(builder: StepBuilde
     for instruction in builder.step():
         made = {key for key in instruction.writes if key.kind is Kind.GRADIENT}
         for key in made:
-            assert (key.name, key.micro_batch, row_turn(builder.model, key)) not in named
+            assert (key.name, key.micro_batch, buffer_index(builder.model, key)) not in named
         live |= made
         live -= set(instruction.frees)
         if instruction.operation in (Operation.UPDATE, Operation.NORMS):
-            named = {(k.name, k.micro_batch, row_turn(builder.model, k)) for k in live}
+            named = {(k.name, k.micro_batch, buffer_index(builder.model, k)) for k in live}

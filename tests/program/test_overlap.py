@@ -13,8 +13,8 @@ from swaptrain.program.step import StepBuilder
 from tests.program.models import builders
 
 
-def _program(*turns: tuple[Operation, int, int]) -> list[Instruction]:
-    return [Instruction(operation, k, m) for operation, k, m in turns]
+def _program(*parts: tuple[Operation, int, int]) -> list[Instruction]:
+    return [Instruction(operation, k, m) for operation, k, m in parts]
 
 
 def test_what_the_host_may_still_need_is_left_alone() -> None:
@@ -42,12 +42,12 @@ def test_what_the_host_may_still_need_is_left_alone() -> None:
 
 
 @given(builder=builders())
-def test_micro_batches_of_a_turn_are_begun_before_the_one_before_has_ended(
+def test_micro_batches_of_a_visit_are_begun_before_the_one_before_has_ended(
     builder: StepBuilder,
 ) -> None:
     """But where a forward changes buffers."""
     for first, second in pairwise(builder.step()):
-        same_turn = first.segment == second.segment and first.operation is second.operation
+        same_visit = first.segment == second.segment and first.operation is second.operation
         buffers = any(key.kind is Kind.STATE for key in (*first.changes, *second.changes))
-        if same_turn and first.operation in (Operation.FORWARD, Operation.BACKWARD):
+        if same_visit and first.operation in (Operation.FORWARD, Operation.BACKWARD):
             assert side_by_side(first, second) == (not buffers)

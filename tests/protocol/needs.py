@@ -13,7 +13,7 @@ NEEDED_BY = {
     for rule, name in {
         Rule.HANDOFF: "fused, two disks",
         Rule.HANDOFF_FLUSHED: "fused, two disks",
-        Rule.HANDOFF_IN_TURN: "fused, tied, several readers, spilled",
+        Rule.DOUBLE_BUFFERED_HANDOFF: "fused, tied, several readers, spilled",
         Rule.HANDOFF_WAITS: "fused, tied, several readers",
         Rule.SPILL_WAITS: "fused, tied, several readers, spilled",
         Rule.CHUNKS_FLUSHED: "fused, two disks",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swaptrain.program.double_buffer import buffer_index
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import Kind, ObjectKey, Operation
-from swaptrain.program.rows import row_turn
 from tests.protocol.disk import Place
 from tests.protocol.rules import Rule
 from tests.protocol.run import Scenario
@@ -23,10 +23,12 @@ class Places:
 
     def row(self, key: ObjectKey) -> Place:
         """Return the row of a gradient's file."""
-        turn = (
-            row_turn(self.scenario.builder.model, key) if Rule.HANDOFF_IN_TURN in self.rules else 0
+        buffer = (
+            buffer_index(self.scenario.builder.model, key)
+            if Rule.DOUBLE_BUFFERED_HANDOFF in self.rules
+            else 0
         )
-        return ("gradients", key.name, turn, key.micro_batch)
+        return ("gradients", key.name, buffer, key.micro_batch)
 
     def all(self) -> list[Place]:
         """Return all of them."""

@@ -12,7 +12,7 @@ class Rule(StrEnum):
 
     HANDOFF = "a commit writes the hand-off"
     HANDOFF_FLUSHED = "the hand-off is flushed before the switch"
-    HANDOFF_IN_TURN = "neighbouring readers of a value use different rows"
+    DOUBLE_BUFFERED_HANDOFF = "neighbouring readers of a value use different buffers"
     HANDOFF_WAITS = "a hand-off is written when the commit before it is durable"
     SPILL_WAITS = "a gradient is spilled when every commit before it is durable"
     CHUNKS_FLUSHED = "chunks are flushed before the switch"

@@ -1,4 +1,4 @@
-"""Which row of its file a gradient lies in."""
+"""Which of the two buffers of its file a gradient lies in."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ModelSpec, SegmentSpec
 
-__all__ = ["row_turn"]
+__all__ = ["buffer_index"]
 
 
-def row_turn(model: ModelSpec, key: ObjectKey) -> int:
-    """Return 0 or 1, in turn by reader: readers of a value with a commit between them differ.
+def buffer_index(model: ModelSpec, key: ObjectKey) -> int:
+    """Return 0 or 1, alternating from reader to reader: those with a commit between them differ.
 
     So the gradient that a segment hands on never overwrites the one that it started from, which
-    the last durable commit may name. Readers without a commit between them share a row: only what
-    the last of them makes is handed on.
+    the last durable commit may name. Readers without a commit between them share a
+    buffer: only what the last of them makes is handed on.
     """
     if key.name in model.values:
         readers: Sequence[int] = model.values[key.name].readers
@@ -25,8 +25,8 @@ def row_turn(model: ModelSpec, key: ObjectKey) -> int:
         readers = [segment.index for segment in model.segments if name in segment.parameters]
     commits = [segment.index for segment in model.segments if _commits(model, segment)]
     readers.index(key.segment)  # raises ValueError
-    turns = sorted({bisect_right(commits, reader) for reader in readers})
-    return turns.index(bisect_right(commits, key.segment)) % 2
+    commits_before = sorted({bisect_right(commits, reader) for reader in readers})
+    return commits_before.index(bisect_right(commits, key.segment)) % 2
 
 
 def _commits(model: ModelSpec, segment: SegmentSpec) -> bool:
