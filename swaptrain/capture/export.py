@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import swaptrain
 from swaptrain.capture.arguments import check_arguments
+from swaptrain.capture.checks.batch_values import BatchValues
 from swaptrain.capture.checks.operation import refuse_unknown_sizes
 from swaptrain.capture.checks.questions import KnownInputs, answered_questions
 from swaptrain.capture.checks.record import recorded_checks
-from swaptrain.capture.checks.values import BatchValues
 from swaptrain.capture.eager_branches import (
     broadcast_masks,
     eager_branches,

@@ -12,8 +12,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from swaptrain.capture.checks.batch_values import BatchValues
 from swaptrain.capture.checks.operation import KNOWN, is_check, is_scalar
-from swaptrain.capture.checks.values import BatchValues
 from swaptrain.capture.guards.layouts import refuse_sparse
 from swaptrain.errors import CaptureError
 

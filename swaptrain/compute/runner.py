@@ -19,7 +19,7 @@ from swaptrain.capture.losses.weighting import StepWeights, weighted
 from swaptrain.capture.randomness import draws
 from swaptrain.capture.segments import Code
 from swaptrain.capture.to_device import place
-from swaptrain.compute.hollow import Hollow
+from swaptrain.compute.memoryless import MemorylessTensors
 from swaptrain.compute.saved_tensors import SavedTensors
 
 __all__ = ["GradientSink", "Operands", "Runner"]
@@ -67,7 +67,7 @@ class Runner:
         self._matches: dict[int, Mapping[int, int | None]] = {}
         """By isomorphism class: `SavedTensors.matches` that `measure_saved` found."""
         self._bring_back: Callable[[Tensor], Tensor] | None = None
-        self._hollow = Hollow()
+        self._memoryless = MemorylessTensors()
 
     @property
     def hooks(self) -> Mapping[str, ParameterHooks]:
@@ -112,7 +112,7 @@ class Runner:
         # Before the leaves lose their memory: an output may be an input as it came.
         outputs = {name: result.detach() for name, result in results.items()}
         if saved.complete:
-            graph = _graph_without_memory(results, leaves, saved, self._hollow)
+            graph = _graph_without_memory(results, leaves, saved, self._memoryless)
             self._graphs[segment, micro_batch] = graph
         return outputs
 
@@ -315,7 +315,10 @@ def _lasting(operands: Operands) -> dict[str, Tensor]:
 
 
 def _graph_without_memory(
-    results: Mapping[str, Tensor], leaves: Mapping[str, Tensor], saved: SavedTensors, hollow: Hollow
+    results: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+    saved: SavedTensors,
+    memoryless: MemorylessTensors,
 ) -> _Graph:
     """Return the graph of a forward without the memory of its inputs and outputs.
 
@@ -323,7 +326,7 @@ def _graph_without_memory(
     """
     roots = {name: get_gradient_edge(r) for name, r in results.items() if r.requires_grad}
     for leaf in leaves.values():
-        leaf.data = hollow.like(leaf)
+        leaf.data = memoryless.like(leaf)
     return _Graph(leaves, roots, None, saved)
 
 

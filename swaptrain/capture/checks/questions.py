@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 import swaptrain
+from swaptrain.capture.checks.batch_values import BatchValues
 from swaptrain.capture.checks.operation import KNOWN
-from swaptrain.capture.checks.values import BatchValues
 
 __all__ = ["KnownInputs", "answered_questions"]
 

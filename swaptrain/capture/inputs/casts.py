@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
+from swaptrain.capture.checks.batch_values import BatchValues
 from swaptrain.capture.checks.questions import answered_questions
-from swaptrain.capture.checks.values import BatchValues
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.inputs.lineage import FailedCalls, Follower, MixedProductError
 from swaptrain.errors import CaptureError

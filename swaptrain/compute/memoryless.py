@@ -1,4 +1,4 @@
-"""Tensors that have a shape and strides but no memory: leaves of a graph that is kept."""
+"""Tensors that have a shape and strides but no memory: leaves of a graph after its forward."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import mmap
 import torch
 from torch import Tensor
 
-__all__ = ["Hollow"]
+__all__ = ["MemorylessTensors"]
 
 
-class Hollow:
+class MemorylessTensors:
     """Makes tensors that take no memory and must not be read.
 
     On the host they are views of one range of addresses that is never touched, and of one storage.
@@ -26,11 +26,11 @@ class Hollow:
     def like(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the same shape, strides, dtype and device."""
         if tensor.device.type != "cpu":
-            hollow = torch.empty_strided(
+            empty = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
-            hollow.untyped_storage().resize_(0)
-            return hollow
+            empty.untyped_storage().resize_(0)
+            return empty
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         nbytes = 0 if tensor.numel() == 0 else (last + 1) * tensor.element_size()
         if nbytes > self._addresses.numel():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from swaptrain.compute.hollow import Hollow
+from swaptrain.compute.memoryless import MemorylessTensors
 from swaptrain.observe.memory_usage import resident_bytes
 
 MIB = 1 << 20
 
 
-def test_hollow_tensors_have_shape_strides_and_dtype_and_share_one_storage() -> None:
+def test_memoryless_tensors_have_shape_strides_and_dtype_and_share_one_storage() -> None:
     """Whatever the layout: transposed, expanded, empty, without dimensions, growing."""
-    hollow = Hollow()
+    memoryless = MemorylessTensors()
     originals = [
         torch.zeros(3, 5, dtype=torch.float64).t(),
         torch.zeros(4, 1).expand(4, 6),
@@ -21,9 +21,9 @@ def test_hollow_tensors_have_shape_strides_and_dtype_and_share_one_storage() -> 
         torch.zeros(7, dtype=torch.int8)[1:],
     ]
     large = torch.empty(64 * MIB, dtype=torch.uint8)  # so that all others fit into its addresses
-    kept = hollow.like(large)
+    kept = memoryless.like(large)
     for tensor in originals:
-        like = hollow.like(tensor)
+        like = memoryless.like(tensor)
         assert (like.shape, like.stride(), like.dtype) == (
             tensor.shape,
             tensor.stride(),
@@ -32,11 +32,11 @@ def test_hollow_tensors_have_shape_strides_and_dtype_and_share_one_storage() -> 
         assert like.untyped_storage().data_ptr() == kept.untyped_storage().data_ptr()
 
 
-def test_hollow_tensors_take_no_memory() -> None:
+def test_memoryless_tensors_take_no_memory() -> None:
     """Neither one by one nor many at once."""
-    hollow = Hollow()
+    memoryless = MemorylessTensors()
     large = torch.empty(256 * MIB, dtype=torch.uint8)  # not touched, so not resident
     before = resident_bytes()
-    kept = [hollow.like(large) for _ in range(100)]
+    kept = [memoryless.like(large) for _ in range(100)]
     assert resident_bytes() - before < 8 * MIB
     assert len(kept) == 100
