@@ -104,7 +104,9 @@ def main() -> int:
         "--again", type=int, default=2, help="recoveries that are cut in their turn"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sabotage", choices=SABOTAGES, help="leave flushes out, to be found out")
+    parser.add_argument(
+        "--sabotage", choices=SABOTAGES, help="leave something out, to be found out"
+    )
     parser.add_argument(
         "--file-by-file",
         action="store_true",

@@ -2,6 +2,10 @@
 
 Everybody who has to know asks one object: the executor, which carries it out, the tier, which plans
 memory by it, the simulation and the hand-off. docs/durability.md has the protocol.
+
+Of two kinds. State, finished gradients and the hand-off cannot be made again: a run that leaves out
+any of them ends with other bits, or not at all, after a kill. Barriers, visits and activations lose
+nothing, since the committer goes in order: they bound the work that a kill repeats.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ class Durability:
         self.writes_end = barriers(instructions, lag=lag)
         """Positions at which the writes that were begun before the visit have ended, as planned."""
         self.barriers = self.writes_end if unit == "segment" else frozenset[int]()
-        """Positions whose instruction counts only when all commits before it are durable."""
+        """Positions whose instruction counts only when all commits before it are durable: a kill
+        repeats one segment's backward. Without them it repeats as many as there are free slots."""
         self.visits = visits(instructions) if unit == "segment" else frozenset[int]()
         """Positions whose instruction counts only when the activations of the visit before are
         written: a kill then repeats what was done in one segment."""

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from swaptrain.program.cost import Disk, IOWork
 from swaptrain.run.steps import Training
 from swaptrain.store.disk import durable_files as files
 from swaptrain.store.format.record import read_record
+from tests.support.durability_sabotage import leave_out
 from tests.support.repeated import Again, lives, logger, repeated
 from tests.support.runs import config_of
 
@@ -39,6 +41,8 @@ KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
 _MACHINE = Machine(Disk(2e9, 2e9, 2e9), 0.0, IOWork(), {"float32": 1e11, "bfloat16": 1e11})
 """A start that measures makes thousands of calls, and a later one, which finds the figures, none.
 So nothing is measured here: a position that is counted in one run is the same one in the next."""
+_LONGEST_S = 120
+"""Of a run that is resumed, or that leaves out what another part of it may wait for."""
 
 
 def metrics_key(run_dir: Path) -> list[list[Any]]:
@@ -69,9 +73,11 @@ def digest_of(directory: Path) -> dict[str, str]:
 class Killer:
     """Counts the system calls that change the disk, and dies in the one with a given number."""
 
-    def __init__(self, at: int | None) -> None:
+    def __init__(self, at: int | None, *, delay_s: float = 0) -> None:
+        """Kill in call number `at`; writes of chunks and flushes take `delay_s` longer."""
         self.count = 0
         self.at = at
+        self._delay_s = delay_s
         self._lock = threading.Lock()
         # A killed process loses nothing that it wrote: flushing would only take time.
         files.syncfs = lambda _: None
@@ -88,6 +94,8 @@ class Killer:
         def counted(*args: Any, **kwargs: Any) -> Any:
             if name == "write" and args[0] <= 2:
                 return original(*args)
+            if self._delay_s and name in ("pwritev", "fdatasync"):
+                time.sleep(self._delay_s)
             with self._lock:
                 self.count += 1
                 if self.count == self.at:
@@ -172,11 +180,12 @@ class Runs:
         name: str | None = None,
         setup: Callable[[], None] = lambda: None,
         options: Mapping[str, Any] | None = None,
+        delay_s: float = 0,
     ) -> tuple[int, int, str]:
         """Train in a child; return its wait status, the calls it counted, and its last words."""
 
         def body() -> tuple[int, Any]:
-            killer = Killer(kill_at)
+            killer = Killer(kill_at, delay_s=delay_s)
             code, text = 0, ""
             try:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -300,28 +309,51 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     """Kill one run per position and resume it; return how many, and what differed.
 
     `plan`: folder, tree, pool, positions (how many, evenly spread; 0 for all), twice (kill the
-    resumed run as well).
+    resumed run as well). `without` names what the killed run does not make durable, of
+    `durability_sabotage.WITHOUT`; `delay_s` makes its disk slow; the first `enough` wrong ends are
+    enough. Of `wrong_count`, `lost` ends have other bits or none; the others repeated too much.
     """
     runs, expected, calls = _prepare(plan)
     count = min(plan["positions"] or calls, calls)
-    wrong, kills = [], 0
+    wrong: list[list[Any]] = []
+    kills = lost = 0
     spread = [1 + number * calls // count for number in range(count)]
     for number, at in enumerate(plan.get("at") or spread):
+        if len(wrong) == plan.get("enough"):
+            break
         runs.reset()
-        status, _, error = runs.child(at)
+        status, _, error = runs.child(
+            at, setup=partial(_leave_out, plan.get("without")), delay_s=plan.get("delay_s", 0)
+        )
         if status != signal.SIGKILL:
             continue  # threads finished in another order
         kills += 1
         if plan.get("twice"):
             runs.child(1 + number * 7 % (calls // 3))
-        status, _, error = runs.child()
-        if status != 0:
-            wrong.append([at, error])
-            continue
-        difference = _difference(runs, expected) or runs.too_much_again()
+        status, _, error = runs.child(setup=_limit_time)
+        difference = error or f"ended with {status}" if status else _difference(runs, expected)
+        lost += difference is not None
+        difference = difference or runs.too_much_again()
         if difference is not None:
             wrong.append([at, difference])
-    return {"calls": calls, "kills": kills, "wrong": wrong[:5], "wrong_count": len(wrong)}
+    return {
+        "calls": calls,
+        "kills": kills,
+        "wrong": wrong[:5],
+        "wrong_count": len(wrong),
+        "lost": lost,
+    }
+
+
+def _leave_out(part: str | None) -> None:
+    if part is not None:
+        leave_out(part)
+        _limit_time()
+
+
+def _limit_time() -> None:
+    """End this process by a signal if it waits for what never comes."""
+    signal.alarm(_LONGEST_S)
 
 
 def power_loss(plan: dict[str, Any]) -> dict[str, Any]:

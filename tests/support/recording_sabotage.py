@@ -1,8 +1,9 @@
-"""Orders of flushes that are wrong: a replay that finds nothing in them would prove nothing."""
+"""What is left out of a run: a replay that finds nothing then would prove nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from swaptrain.observe.metrics import MetricsFile
@@ -10,6 +11,7 @@ from swaptrain.store.disk import durable_files as files
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format import record
 from swaptrain.store.slots import slot_disks, slots
+from tests.support.durability_sabotage import WITHOUT, leave_out
 
 __all__ = ["SABOTAGES"]
 
@@ -64,5 +66,6 @@ SABOTAGES: dict[str, Callable[[], None]] = {
     "unflushed-switch": _unflushed_switch,
     "unflushed-metrics": _unflushed_metrics,
     "unflushed-creation": _unflushed_creation,
+    **{f"without-{name.replace(' ', '-')}": partial(leave_out, name) for name in WITHOUT},
 }
 """Each is applied in the process that is recorded."""

@@ -51,6 +51,29 @@ MODES: dict[str, dict[str, Any]] = {
     "trees": {**GPT, **TREES, **EVALUATED},
     "trees-clipped": {**CNN, **TREES, **CLIPPED},
 }
+SMALL: dict[str, Any] = {
+    **GPT,
+    "model": {**GPT["model"], "kwargs": {"layers": 1, "dropout": 0.1}},
+    "data": {**GPT["data"], "micro_batches": 2},
+    "memory": {"segment": "64KiB"},
+    "train": {"steps": 2},
+}
+SMALL_CNN = {**CNN, **CLIPPED, "data": {**CNN["data"], "micro_batches": 2}, "train": {"steps": 2}}
+LOSES: dict[str, dict[str, Any]] = {
+    "hand-off": {"tree": SMALL},
+    # With little memory a run ends by itself: nothing of its state is clean, so nothing can go.
+    "an array": {"tree": SMALL, "pool": 20},
+    "an array of a part": {"tree": {**SMALL, **PARTS}, "pool": 20},
+    "finished gradients": {"tree": SMALL_CNN},
+    "buffers": {"tree": SMALL_CNN},
+}
+"""What a run cannot do without, and a job that shows it."""
+REPEATS: dict[str, dict[str, Any]] = {
+    "barriers": {"tree": SMALL, "delay_s": 0.02},
+    "visits": {"tree": SMALL, "delay_s": 0.02},
+    "activations": {"tree": SMALL},
+}
+"""What costs no bit but time: a kill repeats more without it; sooner where the disk is slow."""
 
 
 def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any) -> dict[str, Any]:
@@ -103,6 +126,36 @@ def test_without_values_a_killed_run_makes_its_forward_again(
     report = ask(server, tmp_path, "power loss", tree, positions=3)
     assert not report["wrong"]
     assert report["more"] > 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("part", LOSES)
+def test_a_kill_loses_what_was_not_made_durable(part: str, server: Server, tmp_path: Path) -> None:
+    """Each object that a commit writes is needed: these kills can find what is missing."""
+    report = ask(server, tmp_path, "sweep", positions=14, enough=1, without=part, **LOSES[part])
+    assert report["lost"] == 1
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("part", REPEATS)
+def test_a_kill_repeats_more_without_a_wait_and_loses_nothing(
+    part: str, server: Server, tmp_path: Path
+) -> None:
+    """A barrier is about work: what it waits for is safe by the order of the commits alone."""
+    report = ask(server, tmp_path, "sweep", positions=14, enough=3, without=part, **REPEATS[part])
+    assert report["wrong_count"] > 0 and report["lost"] == 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("part", ["hand-off", "finished gradients", "barriers"])
+def test_the_same_kills_cost_nothing_where_nothing_is_left_out(
+    part: str, server: Server, tmp_path: Path
+) -> None:
+    """The jobs of the two tests above, whole."""
+    job = {**LOSES, **REPEATS}[part]
+    report = ask(server, tmp_path, "sweep", positions=14, **job)
+    assert not report["wrong"]
+    assert report["kills"] > 7
 
 
 @pytest.mark.whole
