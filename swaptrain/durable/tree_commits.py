@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from swaptrain.durable.commits import Commits
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError
@@ -62,7 +60,7 @@ class Trees:
         # Each slot is flushed before the root names their step. Were the root first, a power loss
         # after the switch could find a live tree with segments of two steps.
         self._commits.drain()
-        self._root = replace(self._root, step=step)
+        self._root = self._root.model_copy(update={"step": step})
         create_root(self._slots.run_dir, self._root, tree=self._slots.other_tree())
         # The root before the switch: else a kill in between finds a live tree whose root is of
         # another step than its segments.

@@ -73,9 +73,9 @@ def _last(run_dir: Path, root: RootRecord) -> dict[str, str]:
     try:
         found = read_json(RunPaths(run_dir).last_machine, _MOST_BYTES)
     except (OSError, ValueError):
-        found = root.choices.get("machine")
+        found = root.choices.machine
     if not isinstance(found, dict):
-        found = {"torch": root.choices["torch"]}
+        found = {"torch": root.choices.torch}
     return {
         key: value
         for key, value in found.items()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from swaptrain.capture.capture import cut
 from swaptrain.capture.captured import Captured
@@ -20,6 +18,7 @@ from swaptrain.program.model import ParameterSpec
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import contiguous
 from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.format.root import Choices
 
 __all__ = ["Cut", "Cutter", "check_steps", "short_steps"]
 
@@ -64,13 +63,13 @@ class Cutter:
         built: BuiltModel,
         rule: UpdateRule,
         *,
-        choices: Mapping[str, Any] | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self._config, self._built, self._rule = config, built, rule
         self._recorded: list[int] | None = None
         self._chunk_bytes = config.store.chunk
         if choices is not None:
-            self._recorded, self._chunk_bytes = list(choices["cuts"]), int(choices["chunk"])
+            self._recorded, self._chunk_bytes = list(choices.cuts), choices.chunk
         self._cuts: dict[int, Cut] = {}
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from swaptrain.program.state_arrays import begins_with_values
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.format.root import Choices
 from swaptrain.units import format_size, parse_size, roomy_size
 
 __all__ = ["Plan", "Planner"]
@@ -109,7 +109,7 @@ class Planner:
         device: ComputeDevice,
         batch: Mapping[str, Tensor],
         *,
-        choices: Mapping[str, Any] | None = None,
+        choices: Choices | None = None,
         positions: tuple[str, int] | None = None,
     ) -> None:
         self._config, self._built, self._rule = config, built, rule

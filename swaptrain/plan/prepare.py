@@ -124,13 +124,13 @@ def _built(
     if root is None:
         return build(config, factory, example, draw=draw, held_out=held_out, note=note)
     buffers = read_buffers(config.run.dir)
-    thawed = tuple(map(str, root.choices.get("thawed", ())))
+    thawed = root.choices.thawed
     again = partial(
         build, config, factory, example, held_out=held_out, buffers=buffers, thawed=thawed
     )
     built = again(draw=False)
     drawn = any(graph.own_attributes for graph in built.evaluations)
-    if draw and (drawn or built.content != root.choices.get("content")):
+    if draw and (drawn or built.content != root.choices.content):
         return again(draw=True)
     return built
 
@@ -193,7 +193,7 @@ def _layout(batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...
 def _set_threads(config: Config, root: RootRecord | None, note: Callable[[str], None]) -> int:
     """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it."""
     available = len(os.sched_getaffinity(0))
-    recorded: int | None = root.choices["threads"] if root is not None else None
+    recorded: int | None = root.choices.threads if root is not None else None
     threads = recorded or config.train.threads or available
     if recorded is not None and recorded > available:
         note(

@@ -30,7 +30,7 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.record import record_size
-from swaptrain.store.format.root import RootRecord, write_buffers
+from swaptrain.store.format.root import FORMAT, Choices, RootRecord, RootRow, write_buffers
 from swaptrain.store.format.state_record import blank_checksums, state_record
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot, create_frozen
@@ -58,31 +58,33 @@ def root_record(
     model = plan.captured.model
     return RootRecord(
         fingerprint=model.fingerprint,
-        segments=[
-            {
-                "segment": segment.index,
-                "unit": segment.unit,
-                "isomorphism": segment.isomorphism,
-                "parameters": list(segment.owns),
-                "state": segment.index in plan.layouts.state,
-                "frozen": segment.index in plan.layouts.frozen,
-            }
+        segments=tuple(
+            RootRow(
+                segment=segment.index,
+                unit=segment.unit,
+                isomorphism=segment.isomorphism,
+                parameters=tuple(segment.owns),
+                state=segment.index in plan.layouts.state,
+                frozen=segment.index in plan.layouts.frozen,
+            )
             for segment in model.segments
-        ],
+        ),
         commit_every=config.store.commit.every,
-        choices={
-            "cuts": plan.cuts,
-            "content": built.content,
-            "thawed": list(built.thawed),
-            "trained": built.trained.line(),
-            "chunk": plan.layouts.chunk_bytes,
-            "threads": threads,
-            "dtype": config.model.dtype,
-            "torch": torch.__version__,
-            "update_device": str(device),
-            "deferred": plan.builder.deferred,
-            "machine": this_machine(device),
-        },
+        choices=Choices(
+            cuts=tuple(plan.cuts),
+            content=built.content,
+            thawed=tuple(built.thawed),
+            trained=built.trained.line(),
+            chunk=plan.layouts.chunk_bytes,
+            threads=threads,
+            dtype=config.model.dtype,
+            torch=torch.__version__,
+            update_device=str(device),
+            deferred=plan.builder.deferred,
+            machine=this_machine(device),
+        ),
+        step=0,
+        format=FORMAT,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from swaptrain.errors import ConfigError, DamagedStoreError
@@ -92,7 +91,7 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
     if trees:
         tree = slots.other_tree()
         slots.restore(snapshot.slots, tree=tree)
-        root = replace(root, step=step)
+        root = root.model_copy(update={"step": step})
         create_root(run_dir, root, tree=tree)
         slots.switch_tree()
     else:

@@ -46,9 +46,8 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
     yield "model", f"{_model(config)}, {config.model.dtype}"
     if report.origin is not None:
         yield "began from", report.origin
-    trained = report.root.choices.get("trained") if report.root is not None else None
-    if isinstance(trained, str):
-        yield "trained", trained
+    if report.root is not None and report.root.choices.trained is not None:
+        yield "trained", report.root.choices.trained
     yield "data", _data(config)
     yield (
         "optimizer",

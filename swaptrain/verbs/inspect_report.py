@@ -13,7 +13,7 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.store.access.lock import lock_owner
 from swaptrain.store.format.origin import origin_text
-from swaptrain.store.format.root import RootRecord
+from swaptrain.store.format.root import RootRecord, RootRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import Held
 from swaptrain.store.read.live_store import LiveStore
@@ -161,15 +161,13 @@ def _in_motion(live: LiveStore) -> tuple[int, str]:
     return max(0, oldest - 1), f"inside one of the steps {oldest} to {newest + 1}, going on"
 
 
-def _segment(held: Held, row: dict[str, Any]) -> SegmentRow:
+def _segment(held: Held, row: RootRow) -> SegmentRow:
     size_bytes = _disk_bytes(held.frozen.path) if held.frozen is not None else 0
     slot = "frozen" if held.frozen is not None else "-"
     if held.state is not None:
         slot = held.state.id
         size_bytes += _disk_bytes(held.state.path.resolve())
-    return SegmentRow(
-        held.segment, row["unit"], len(row["parameters"]), held.version, slot, size_bytes
-    )
+    return SegmentRow(held.segment, row.unit, len(row.parameters), held.version, slot, size_bytes)
 
 
 def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:

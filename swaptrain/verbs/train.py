@@ -160,7 +160,7 @@ def _train(
 def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:
     """Refuse another device than the store was begun on; say once what else is another."""
     device = prepared.device.device.type
-    recorded = root.choices["update_device"].partition(":")[0]
+    recorded = root.choices.update_device.partition(":")[0]
     if device != recorded:
         raise ConfigError(
             f"the run was begun on {recorded} and would go on on {device}, with other bits: set "

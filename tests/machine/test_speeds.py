@@ -22,10 +22,9 @@ CPU = torch.device("cpu")
 
 def test_a_change_is_said_once(tmp_path: Path) -> None:
     """At the first start on another machine, and again when the run comes back."""
-    root = small_root()
     here = this_machine(CPU)
+    root = small_root(choices={"machine": here})
     assert here["processor"] and here["kernels"] and here["torch"] == torch.__version__
-    root.choices["machine"] = here
     there = {**here, "processor": "Other 9000", "instructions": "avx avx2"}
     said: list[str] = []
     for now, count in ((here, 0), (there, 1), (there, 1), (here, 2), (here, 2)):
@@ -39,8 +38,7 @@ def test_a_spoilt_note_is_passed_over(tmp_path: Path, note: bytes) -> None:
     """The run goes on whatever the file says, and no control characters are shown."""
     (RunPaths(tmp_path).last_machine).write_bytes(note)
     said: list[str] = []
-    root = small_root()
-    root.choices["torch"] = "1.0"
+    root = small_root(choices={"torch": "1.0"})
     note_changes(tmp_path, root, this_machine(CPU), said.append)
     assert all(text.isprintable() for text in said)
 

@@ -52,7 +52,7 @@ def test_the_constructors_frozen_tables_stay_frozen(
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert line.startswith(f"{numbers:,} of {sum(p.numel() for p in model.parameters()):,} para")
     root = read_run(config.run.dir).root
-    assert root is not None and root.choices["trained"] == line == planned
+    assert root is not None and root.choices.trained == line == planned
 
 
 @pytest.mark.proof

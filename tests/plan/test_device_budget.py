@@ -148,8 +148,7 @@ def test_where_the_device_cannot_save_it_recomputes(
 def test_a_run_goes_on_on_another_gpu_but_not_on_another_kind_of_device(
     now: str, accepted: bool, tmp_path: Path
 ) -> None:
-    root = small_root()
-    root.choices["update_device"] = "cuda:0"
+    root = small_root(choices={"update_device": "cuda:0"})
     prepared: Any = SimpleNamespace(device=SimpleNamespace(device=torch.device(now)))
     notes: Any = SimpleNamespace(note=lambda _: None)
     if accepted:

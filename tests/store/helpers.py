@@ -12,7 +12,7 @@ from swaptrain.program.tensors import TensorSpec
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.layout import ArrayLayout, SegmentLayout, lay_out
 from swaptrain.store.format.record import record_size
-from swaptrain.store.format.root import RootRecord, create_root
+from swaptrain.store.format.root import FORMAT, RootRecord, create_root
 from swaptrain.store.format.state_record import blank_checksums, state_record
 from swaptrain.store.slots.commit import Checksums, Committer, Write
 from swaptrain.store.slots.slots import Slots
@@ -34,10 +34,12 @@ def array(name: str, tensors: list[TensorSpec], *, chunk_bytes: int = 8192) -> A
     return lay_out(name, tensors[0].dtype, tensors, chunk_limit_bytes=chunk_bytes)
 
 
-def small_root(segments: int = 1, **fields: Any) -> RootRecord:
-    """Return a root's record that says what every root says."""
-    row = {"unit": "layers", "isomorphism": 0, "parameters": []}
-    choices = {
+def small_root(
+    segments: int = 1, *, choices: dict[str, Any] | None = None, **fields: Any
+) -> RootRecord:
+    """Return a root's record that says what every root says, and these choices and fields."""
+    row = {"unit": "layers", "isomorphism": 0, "parameters": [], "state": True, "frozen": False}
+    usual = {
         "cuts": [],
         "chunk": 8192,
         "threads": 1,
@@ -45,8 +47,16 @@ def small_root(segments: int = 1, **fields: Any) -> RootRecord:
         "torch": "2.9",
         "update_device": "cpu",
     }
-    rows = [{"segment": k, **row} for k in range(1, segments + 1)]
-    return RootRecord("test", rows, choices=choices, **fields)
+    found = {
+        "fingerprint": "test",
+        "segments": [{"segment": k, **row} for k in range(1, segments + 1)],
+        "commit_every": 1,
+        "choices": {**usual, **(choices or {})},
+        "step": 0,
+        "format": FORMAT,
+        **fields,
+    }
+    return RootRecord.checked(found, Path("zarr.json"))
 
 
 class SmallStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -122,7 +121,7 @@ def test_a_store_of_another_format_says_so_whatever_its_config_has(
             action()
     root = read_root(run)
     assert root is not None
-    create_root(run, dataclasses.replace(root, format=FORMAT - 1))
+    create_root(run, root.model_copy(update={"format": FORMAT - 1}))
     for action in actions:
         with pytest.raises(ConfigError, match=f"has format {FORMAT - 1}"):
             action()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
@@ -280,7 +279,7 @@ def test_repair_ends_where_every_slot_is_another_models(run_dir: Path) -> None:
     """The records are whole, and true of their chunks, but the root says another model."""
     root = read_root(run_dir)
     assert root is not None
-    create_root(run_dir, dataclasses.replace(root, fingerprint="another"))
+    create_root(run_dir, root.model_copy(update={"fingerprint": "another"}))
     before = {path: path.read_bytes() for path in run_dir.glob("slots/*/zarr.json")}
     assert main(["verify", str(run_dir), "--repair"]) == 3
     assert {path: path.read_bytes() for path in before} == before

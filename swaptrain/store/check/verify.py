@@ -111,8 +111,9 @@ class Verifier:
 
     def _segments(self, kind: str) -> list[int]:
         """Return the segments that have state, or frozen parameters."""
-        if self._root is not None and all(kind in row for row in self._root.segments):
-            return [int(row["segment"]) for row in self._root.segments if row[kind]]
+        if self._root is not None:
+            rows = self._root.segments
+            return [r.segment for r in rows if (r.state if kind == "state" else r.frozen)]
         folder = self._paths.frozen
         if kind == "state":
             folder = self._paths.segments()

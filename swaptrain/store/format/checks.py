@@ -21,7 +21,6 @@ from swaptrain.program.tensors import ITEMSIZE
 __all__ = ["MOST_ELEMENTS", "ArrayShape", "array_shape", "check_array_keys"]
 __all__ += [
     "check_kept",
-    "check_root",
     "check_state",
     "check_table",
     "plain_codecs",
@@ -38,17 +37,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MOST_TEXT = 1024
 
 Check = Callable[[Any], bool]
-
-
-def check_root(record: Mapping[str, Any], path: Path) -> None:
-    """Check the root's record, but for its format."""
-    _keys(record, _ROOT, path, "the root's record")
-    for number, row in enumerate(record["segments"], 1):
-        what = f"row {number} of the segment table"
-        _keys(row, _SEGMENT_ROW, path, what)
-        if row["segment"] != number:
-            raise _bad(f"{what} is of segment {row['segment']}", path)
-    _keys(record["choices"], _CHOICES, path, "what was chosen at creation")
 
 
 def check_state(record: Mapping[str, Any], path: Path) -> None:
@@ -286,28 +274,6 @@ def _handoff(found: Any) -> bool:
 _norms = _mapping(_name, lambda found: _number(found) and not (found < 0))
 _keys_of_separator = {"name": "default", "configuration": {"separator": "/"}}
 
-_ROOT: dict[str, Check] = {
-    "fingerprint": _name,
-    "segments": lambda found: isinstance(found, list) and len(found) > 0,
-    "commit_every": _whole(1),
-    "choices": _anything,
-    "step": _whole(0),
-    "format": _whole(1),
-}
-_SEGMENT_ROW: dict[str, Check] = {
-    "segment": _whole(1),
-    "unit": _text,
-    "isomorphism": _anything,
-    "parameters": _list_of(_name),
-}
-_CHOICES: dict[str, Check] = {
-    "cuts": lambda found: _list_of(_whole(0))(found) and all(a < b for a, b in pairwise(found)),
-    "chunk": _whole(1),
-    "threads": _whole(1, 4096),
-    "dtype": _dtype,
-    "torch": _name,
-    "update_device": _name,
-}
 _STATE: dict[str, Check] = {
     "segment": _whole(1),
     "version": _whole(0),

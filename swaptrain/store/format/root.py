@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import xxhash
 import zarr
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from swaptrain.errors import ConfigError, DamagedStoreError, Where
 from swaptrain.store.disk.durable_files import (
@@ -26,12 +27,22 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.disk.flush import file_system_type
 from swaptrain.store.format.bfloat16 import numpy_dtype, register
-from swaptrain.store.format.checks import check_root
 from swaptrain.store.format.record import encode_record, read_record
+from swaptrain.store.format.schema import (
+    PRINTABLE,
+    Dtype,
+    Items,
+    Name,
+    Positive,
+    Record,
+    Text,
+    Whole,
+)
 from swaptrain.store.format.schema_static import check_static, check_static_array
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths, link_text
 
-__all__ = ["FORMAT", "RootRecord", "create_root", "damaged_buffers", "ensure_group", "free_bytes"]
+__all__ = ["FORMAT", "Choices", "RootRecord", "RootRow", "create_root", "damaged_buffers"]
+__all__ += ["ensure_group", "free_bytes"]
 __all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["write_buffers"]
 
@@ -41,20 +52,71 @@ FORMAT = 3
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
 
 
-@dataclass(frozen=True)
-class RootRecord:
+class RootRow(Record):
+    """Row of the segment table."""
+
+    segment: Positive
+    unit: Text
+    """Part of the model that the segment is, for a person."""
+    isomorphism: Whole
+    """Segments of one number have the same graph."""
+    parameters: Items[Name]
+    """Names of the parameters that the segment owns."""
+    state: bool
+    """Whether an update changes anything of the segment."""
+    frozen: bool
+    """Whether it has parameters that no update changes."""
+
+
+class Choices(Record):
+    """What was chosen at creation and holds since: the bits of the run depend on it."""
+
+    cuts: Items[Whole]
+    content: Name | None = None
+    """Digest of the uncut graph and its constants."""
+    thawed: Items[Name] = ()
+    """Parameters that are trained though the constructor freezes them."""
+    trained: Annotated[str, Field(max_length=2**16, pattern=PRINTABLE)] | None = None
+    """How much of the model is trained, for a person."""
+    chunk: Positive
+    """Largest chunk file, in bytes."""
+    threads: Annotated[int, Field(ge=1, le=4096)]
+    dtype: Dtype
+    torch: Name
+    """Version of torch."""
+    update_device: Name
+    deferred: bool = False
+    """Whether the update of a segment waits for the gradients of all."""
+    machine: dict[str, str] | None = None
+    """Machine of the creation."""
+
+    @model_validator(mode="after")
+    def _rise(self) -> Self:
+        if any(a >= b for a, b in pairwise(self.cuts)):
+            raise ValueError(f"the cuts of the root's record do not rise: {self.cuts[:8]}")
+        return self
+
+
+class RootRecord(Record):
     """What holds for the life of a store."""
 
-    fingerprint: str
+    title: ClassVar[str] = "the root's record"
+    fingerprint: Name
     """Digest of the captured graph and of the cut."""
-    segments: list[dict[str, Any]]
-    """The segment table: one JSON-ready row per segment, in order."""
-    commit_every: int = 1
-    choices: dict[str, Any] = field(default_factory=dict)
-    """What was chosen at creation: the update's device, thread counts, kernels, versions."""
-    step: int = 0
+    segments: Annotated[Items[RootRow], Field(min_length=1)]
+    """The segment table, in order."""
+    commit_every: Positive
+    choices: Choices
+    step: Whole
     """The committed step, for a store with commit_every > 1 (else the slots' records say it)."""
-    format: int = FORMAT
+    format: Positive
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for number, row in enumerate(self.segments, 1):
+            if row.segment != number:
+                raise ValueError(f"row {number} of the segment table is of segment {row.segment}")
+        return self
 
 
 def ensure_group(path: Path) -> None:
@@ -74,7 +136,7 @@ def create_root(run_dir: Path, record: RootRecord, *, tree: str | None = None) -
     path = RunPaths(run_dir).root_record(tree)
     make_directory(path.parent)
     flush_directory(path.parent)
-    write_aside(path, encode_record(asdict(record)))
+    write_aside(path, record.encoded())
     flush_directory(path.parent.parent)
     flush_directory(run_dir)
 
@@ -95,11 +157,7 @@ def read_root(run_dir: Path, *, tree: str | None = None) -> RootRecord | None:
             f"the store {path.parent} has format {number}, this swaptrain reads "
             f"format {FORMAT}: use the version that made it, or start over with --fresh"
         )
-    check_root(attributes, path)
-    try:
-        return RootRecord(**attributes)
-    except TypeError as error:
-        raise DamagedStoreError("the root's record has unknown keys", path=path) from error
+    return RootRecord.checked(attributes, path)
 
 
 def lost_root(run_dir: Path) -> DamagedStoreError | None:

@@ -54,7 +54,7 @@ def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
     """
     held = []
     for row in root.segments:
-        found = held_segment(run_dir, row["segment"]).read()
+        found = held_segment(run_dir, row.segment).read()
         check_held(found, root)
         held.append(found)
     return held
@@ -85,7 +85,7 @@ def check_held(held: Held, root: RootRecord) -> None:
         names.update(
             row["name"] for row in record["table"] if row["array"].startswith(("weights", "frozen"))
         )
-    missing = [name for name in root.segments[k - 1]["parameters"] if name not in names]
+    missing = [name for name in root.segments[k - 1].parameters if name not in names]
     if missing:
         raise DamagedStoreError(
             f"{len(missing)} parameters of a segment are missing, {missing[0]} first", segment=k

@@ -67,7 +67,7 @@ def look(run_dir: Path) -> LiveStore | None:
         root = read_root(run_dir, tree=tree)
         if root is None:
             return None
-        found = [_segment(run_dir, tree, root, row["segment"]) for row in root.segments]
+        found = [_segment(run_dir, tree, root, row.segment) for row in root.segments]
         if _live_tree(run_dir) == tree:
             return LiveStore(run_dir, tree, root, tuple(one for one in found if one is not None))
 

@@ -139,14 +139,14 @@ def read_position(
         live, unread = _live_records(paths, root)
         if unread:
             return RunPosition(Found(None), None, live, damages=tuple(unread))
-    deferred = bool(root.choices.get("deferred"))
+    deferred = root.choices.deferred
     gradients, torn = dict[int, Record](), list[DamagedStoreError]()
     if deferred and root.commit_every == 1:
         gradients, torn = _finished_gradients(paths, root, live)
     versions = _versions(live)
     finished = _versions(gradients) if deferred and root.commit_every == 1 else None
     last = last_commit(versions, finished) if root.commit_every == 1 else None
-    indices = [int(row["segment"]) for row in root.segments]
+    indices = [row.segment for row in root.segments]
     found = Found(
         versions=tuple(versions.get(k) for k in indices),
         gradients=None if finished is None else tuple(finished.get(k) for k in indices),
@@ -189,10 +189,10 @@ def _live_records(
     """Return the records of the live slots, and what is wrong with others."""
     records, damages = dict[int, Record](), list[DamagedStoreError]()
     for row in root.segments:
-        k = int(row["segment"])
+        k = row.segment
         held = held_segment(paths.run_dir, k)
         if held.state is None:
-            if row.get("state"):
+            if row.state:
                 text = "a segment's live name is missing"
                 damages.append(DamagedStoreError(text, segment=k, path=held.link))
             continue

@@ -40,9 +40,8 @@ def written(
 ) -> RunPosition:
     """Return the position by these versions; those of gradients are written, None as torn."""
     live = {k: record(k, v) for k, v in enumerate(versions, 1) if v is not None}
-    table = small_root(len(versions), **root)
-    if gradients is not None:
-        table.choices["deferred"] = True
+    choices = {"deferred": gradients is not None}
+    table = small_root(len(versions), choices=choices, **root)
     for k, version in enumerate(gradients or (), 1):
         path = RunPaths(run_dir).gradient_record(k)
         path.parent.mkdir(parents=True)
@@ -264,7 +263,7 @@ def test_a_mixture_of_trees_is_not_shown_as_a_pending_update(
     run_dir = jobs("two trees").copy()
     root = root_of(run_dir)
     tree = Slots(run_dir, trees=True).tree()
-    create_root(run_dir, RootRecord(**{**vars(root), "step": root.step + 1}), tree=tree)
+    create_root(run_dir, root.model_copy(update={"step": root.step + 1}), tree=tree)
     for ask in (read_run, lambda run: export_weights(run, tmp_path / "w", None)):
         with pytest.raises(DamagedStoreError, match="mixture"):
             ask(run_dir)

@@ -51,9 +51,10 @@ def main() -> None:
         store = SmallStore(run, LAYOUTS)
         commit(store, 0)
         root = small_root(2)
-        for k, row in enumerate(root.segments, 1):
-            row["parameters"] = [f"{k}.w"]
-        create_root(run, root)
+        rows = [
+            row.model_copy(update={"parameters": (f"{row.segment}.w",)}) for row in root.segments
+        ]
+        create_root(run, root.model_copy(update={"segments": tuple(rows)}))
         (run / "config.yaml").write_text(CONFIG)
         exports = ExportDoor(run, lambda _: None)
         print("ready", flush=True)

@@ -10,7 +10,6 @@ import pytest
 
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.layout import SegmentLayout
-from swaptrain.store.format.root import RootRecord
 from swaptrain.store.slots import snapshots as snapshots_module
 from swaptrain.store.slots.slot_bytes import copy_slot, verify_slot
 from swaptrain.store.slots.slots import Slots
@@ -20,7 +19,7 @@ from swaptrain.store.slots.snapshots import (
     drop_snapshots,
     list_snapshots,
 )
-from tests.store.helpers import SmallStore, array, spec
+from tests.store.helpers import SmallStore, array, small_root, spec
 
 LAYOUT = SegmentLayout((array("weights", [spec("w", (3000,))]),))
 CLASS = LAYOUT.shape_class
@@ -32,7 +31,7 @@ class Kept:
     def __init__(self, run_dir: Path) -> None:
         self.store = SmallStore(run_dir, [LAYOUT, LAYOUT], spares=5)
         self.slots = self.store.slots
-        root = RootRecord("test", [{}, {}])
+        root = small_root(2)
         self.snapshots = Snapshots(self.slots, [1, 2], every=1, last=2, root=root)
 
     def step(self, version: int) -> None:
