@@ -1,4 +1,4 @@
-"""What the records of a run vouch for: the files of one slot, or of what a step still needs."""
+"""The checksums that the records of a run give: of one slot, or of files that a step needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot, frozen_slot
 
-__all__ = ["Unit", "frozen_unit", "live_unit", "slot_unit", "spilled_unit"]
+__all__ = ["Claim", "frozen_claim", "live_claim", "slot_claim", "spilled_claim"]
 
 
 @dataclass(frozen=True)
-class Unit:
-    """The chunks that one record names, and what is wrong without a look at them."""
+class Claim:
+    """Chunks that one record names, and the damages that show without a look at them."""
 
     title: str
     """What it is beside a segment's live state: "frozen", "hand-off", "snapshot of step 9", ..."""
@@ -34,7 +34,7 @@ class Unit:
     """None where it does not verify."""
     chunks: tuple[Chunk, ...]
     damages: tuple[DamagedStoreError, ...]
-    again: Callable[[], Unit | None]
+    again: Callable[[], Claim | None]
     """Looks once more: at what has the place now, None if nothing has."""
 
     @property
@@ -48,45 +48,45 @@ class Unit:
         return sum(chunk.size_bytes or 0 for chunk in self.chunks)
 
 
-def live_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
+def live_claim(run_dir: Path, segment: int, fingerprint: str | None) -> Claim:
     """Return the live state of a segment."""
     paths = RunPaths(run_dir)
     link = paths.live_link(segment)
 
-    def again() -> Unit:
-        return live_unit(run_dir, segment, fingerprint)
+    def again() -> Claim:
+        return live_claim(run_dir, segment, fingerprint)
 
     try:
         path = paths.slot(Path(os.readlink(link)).name)
     except OSError:
         damage = DamagedStoreError("a segment's live name is missing", segment=segment, path=link)
-        return Unit("", segment, link, (link, None), None, (), (damage,), again)
-    return slot_unit("", Slot(path), segment, fingerprint, again, link=link)
+        return Claim("", segment, link, (link, None), None, (), (damage,), again)
+    return slot_claim("", Slot(path), segment, fingerprint, again, link=link)
 
 
-def frozen_unit(run_dir: Path, segment: int, fingerprint: str | None) -> Unit:
+def frozen_claim(run_dir: Path, segment: int, fingerprint: str | None) -> Claim:
     """Return the frozen parameters of a segment."""
     slot = frozen_slot(run_dir, segment)
-    return slot_unit(
-        "frozen", slot, segment, fingerprint, lambda: frozen_unit(run_dir, segment, fingerprint)
+    return slot_claim(
+        "frozen", slot, segment, fingerprint, lambda: frozen_claim(run_dir, segment, fingerprint)
     )
 
 
-def slot_unit(
+def slot_claim(
     title: str,
     slot: Slot,
     segment: int,
     fingerprint: str | None,
-    again: Callable[[], Unit | None],
+    again: Callable[[], Claim | None],
     *,
     link: Path | None = None,
-) -> Unit:
+) -> Claim:
     """Return what the record of a slot vouches for; by its name `link` it is of that segment."""
     path = slot.path
 
-    def damaged(error: DamagedStoreError, stamp: object) -> Unit:
+    def damaged(error: DamagedStoreError, stamp: object) -> Claim:
         found = error.within(Where(segment=segment))
-        return Unit(title, segment, path, (path, stamp), None, (), (found,), again)
+        return Claim(title, segment, path, (path, stamp), None, (), (found,), again)
 
     if not path.is_dir():
         text = "a segment's slot is missing: is its disk there?"
@@ -105,17 +105,17 @@ def slot_unit(
         for name, sums in record["checksums"].items()
         for chunk in _chunks(segment, path / name, sums, trusted=name not in wrong)
     )
-    return Unit(title, segment, path, (path, record), record, chunks, damages, again)
+    return Claim(title, segment, path, (path, record), record, chunks, damages, again)
 
 
-def spilled_unit(
+def spilled_claim(
     title: str,
     segment: int,
     record_path: Path,
     record: Mapping[str, Any],
     arrays: Sequence[tuple[Path, int | None, Sequence[int]]],
-    again: Callable[[], Unit | None],
-) -> Unit:
+    again: Callable[[], Claim | None],
+) -> Claim:
     """Return what a record says of arrays, or rows of them, outside the slots."""
     chunks = tuple(
         chunk
@@ -123,7 +123,7 @@ def spilled_unit(
         # The metadata of what is spilled is written anew at every opening: nothing vouches for it.
         for chunk in _chunks(segment, path, sums, trusted=False, row=row)
     )
-    return Unit(title, segment, record_path, record, record, chunks, (), again)
+    return Claim(title, segment, record_path, record, record, chunks, (), again)
 
 
 def _chunks(

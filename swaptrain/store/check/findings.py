@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.check.claims import Unit
+from swaptrain.store.check.claims import Claim
 from swaptrain.store.check.scan import Chunk
 
 __all__ = ["Finding", "Verification"]
@@ -18,7 +18,7 @@ class Finding:
     damage: DamagedStoreError
     title: str = ""
     """What of the run it is, where it is not a segment's live state."""
-    unit: Unit | None = None
+    claim: Claim | None = None
     chunk: Chunk | None = None
     """The chunk whose bytes are wrong, if it is one."""
     content: bytes | None = None

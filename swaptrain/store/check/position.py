@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from swaptrain.store.check.claims import Unit, spilled_unit
+from swaptrain.store.check.claims import Claim, spilled_claim
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.read.run_position import Handoff, Phase, Record, RunPosition
 
-__all__ = ["needed_units", "position_text"]
+__all__ = ["needed_claims", "position_text"]
 
-Again = Callable[[str, int], Unit | None]
+Again = Callable[[str, int], Claim | None]
 
 
 def position_text(position: RunPosition) -> str:
@@ -24,7 +24,7 @@ def position_text(position: RunPosition) -> str:
     return f"at step {position.done}"
 
 
-def needed_units(paths: RunPaths, position: RunPosition, again: Again) -> Iterator[Unit]:
+def needed_claims(paths: RunPaths, position: RunPosition, again: Again) -> Iterator[Claim]:
     """Yield the hand-off and the gradients that the step goes on from.
 
     `again` finds one of them once more, by its title and segment.
@@ -32,12 +32,12 @@ def needed_units(paths: RunPaths, position: RunPosition, again: Again) -> Iterat
     if position.decision is None:
         return
     if position.handoff is not None:
-        yield _handoff_unit(paths, position, position.handoff, again)
+        yield _handoff_claim(paths, position, position.handoff, again)
     for k in sorted(position.gradients_used):
-        yield _gradient_unit(paths, k, position.gradients[k], again)
+        yield _gradient_claim(paths, k, position.gradients[k], again)
 
 
-def _handoff_unit(paths: RunPaths, position: RunPosition, handoff: Handoff, again: Again) -> Unit:
+def _handoff_claim(paths: RunPaths, position: RunPosition, handoff: Handoff, again: Again) -> Claim:
     """Return the gradients that the commit of a segment handed on."""
     k = handoff.segment
     deferred = position.found.gradients is not None
@@ -47,14 +47,14 @@ def _handoff_unit(paths: RunPaths, position: RunPosition, handoff: Handoff, agai
         (paths.spilled("gradients", row["name"]), row.get("row"), row["checksums"])
         for row in handoff.rows
     ]
-    return spilled_unit("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
+    return spilled_claim("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
 
 
-def _gradient_unit(paths: RunPaths, k: int, record: Record, again: Again) -> Unit:
+def _gradient_claim(paths: RunPaths, k: int, record: Record, again: Again) -> Claim:
     """Return the finished gradient of a segment, where it was spilled to, and its buffers."""
     arrays = [
         (paths.spilled("accumulators" if name == "gradient" else "kept", k) / name, None, sums)
         for name, sums in record["checksums"].items()
     ]
     path = paths.gradient_record(k)
-    return spilled_unit("gradient", k, path, record, arrays, lambda: again("gradient", k))
+    return spilled_claim("gradient", k, path, record, arrays, lambda: again("gradient", k))

@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
-from swaptrain.store.check.claims import Unit
+from swaptrain.store.check.claims import Claim
 from swaptrain.store.check.findings import Finding
 from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
@@ -79,43 +79,43 @@ class _Mender:
 
     def restore(self, finding: Finding) -> Path | str | None:
         """Restore one file; return where its bytes are from, None where there is no copy."""
-        unit, path = finding.unit, finding.damage.path
+        claim, path = finding.claim, finding.damage.path
         if path is not None and finding.content is not None:
             write_aside(path, finding.content)
             return "what is always there"
-        if unit is None or path is None or not path.is_relative_to(unit.path):
+        if claim is None or path is None or not path.is_relative_to(claim.path):
             return None
         if finding.chunk is not None:
-            return self._restore_chunk(unit, finding.chunk)
-        if path == Slot(unit.path).record_path:
-            return self._restore_record(unit)
-        return _restore_metadata(path, unit)
+            return self._restore_chunk(claim, finding.chunk)
+        if path == Slot(claim.path).record_path:
+            return self._restore_record(claim)
+        return _restore_metadata(path, claim)
 
-    def _restore_chunk(self, unit: Unit, chunk: Chunk) -> Path | None:
-        step = self._step_held_for(unit)
-        if step is None or unit.version != step:
+    def _restore_chunk(self, claim: Claim, chunk: Chunk) -> Path | None:
+        step = self._step_held_for(claim)
+        if step is None or claim.version != step:
             return None  # the chunk may be right, and the record of another step
-        for slot, _ in self._copies(unit, step):
-            source = slot.path / chunk.path.relative_to(unit.path)
+        for slot, _ in self._copies(claim, step):
+            source = slot.path / chunk.path.relative_to(claim.path)
             if self._scanner.problem(replace(chunk, path=source)) is None:
                 _copy(source, chunk.path, self._io)
                 return source if self._scanner.problem(chunk) is None else None
         return None
 
-    def _restore_record(self, unit: Unit) -> Path | None:
+    def _restore_record(self, claim: Claim) -> Path | None:
         """Take over a record that is true of every chunk of the slot whose own is damaged."""
-        step, path = self._step_held_for(unit), Slot(unit.path).record_path
-        for slot, record in self._copies(unit, step) if step is not None else ():
+        step, path = self._step_held_for(claim), Slot(claim.path).record_path
+        for slot, record in self._copies(claim, step) if step is not None else ():
             content = slot.record_path.read_bytes()
             if _holds(path, content):
                 continue
-            chunks = _chunks(unit, record)
+            chunks = _chunks(claim, record)
             if all(problem is None for _, _, problem in self._scanner.scan(chunks)):
                 write_aside(path, content)
                 return slot.record_path
         return None
 
-    def _copies(self, unit: Unit, step: int) -> Iterator[tuple[Slot, Mapping[str, Any]]]:
+    def _copies(self, claim: Claim, step: int) -> Iterator[tuple[Slot, Mapping[str, Any]]]:
         """Yield the other slots of a segment whose record is of that step, with the record."""
         for slot in (*(slot for slots in self._kept.values() for slot in slots), *self._live):
             try:
@@ -123,18 +123,18 @@ class _Mender:
                 check_state(record, slot.record_path)
             except DamagedStoreError:
                 continue
-            if slot.id != unit.path.name and (record["segment"], record["version"]) == (
-                unit.segment,
+            if slot.id != claim.path.name and (record["segment"], record["version"]) == (
+                claim.segment,
                 step,
             ):
                 yield slot, record
 
-    def _step_held_for(self, unit: Unit) -> int | None:
+    def _step_held_for(self, claim: Claim) -> int | None:
         """Return the step that a slot has to be of; None where nothing but its record says it.
 
         That is the step of the snapshot that holds it, or that of all the other live slots.
         """
-        slot = Slot(self._paths.slot(unit.path.name))
+        slot = Slot(self._paths.slot(claim.path.name))
         held = {step for step, slots in self._kept.items() if slot in slots}
         if not held and slot in self._live:
             for other in self._live:
@@ -144,18 +144,18 @@ class _Mender:
         return held.pop() if len(held) == 1 else None
 
 
-def _chunks(unit: Unit, record: Mapping[str, Any]) -> Iterator[tuple[None, Chunk]]:
+def _chunks(claim: Claim, record: Mapping[str, Any]) -> Iterator[tuple[None, Chunk]]:
     """Yield the chunks of a slot as another slot's record says that they are."""
     for name, sums in record["checksums"].items():
         for n, checksum in enumerate(sums):
-            where = Where(unit.segment, name, n)
-            yield None, Chunk(where, unit.path / name / "c" / str(n), checksum, None)
+            where = Where(claim.segment, name, n)
+            yield None, Chunk(where, claim.path / name / "c" / str(n), checksum, None)
 
 
-def _restore_metadata(path: Path, unit: Unit) -> Path | None:
+def _restore_metadata(path: Path, claim: Claim) -> Path | None:
     """Take over an array's zarr.json from any slot, spares too: it is known by its checksum."""
-    expected = (unit.record or {}).get("metadata", {}).get(path.parent.name)
-    for source in sorted(unit.path.parent.glob(f"*/{path.parent.name}/{ZARR_JSON}")):
+    expected = (claim.record or {}).get("metadata", {}).get(path.parent.name)
+    for source in sorted(claim.path.parent.glob(f"*/{path.parent.name}/{ZARR_JSON}")):
         try:
             content = source.read_bytes()
         except OSError:

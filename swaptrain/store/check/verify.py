@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from swaptrain.errors import ConfigError, DamagedStoreError
-from swaptrain.store.check.claims import Unit, frozen_unit, live_unit, slot_unit
+from swaptrain.store.check.claims import Claim, frozen_claim, live_claim, slot_claim
 from swaptrain.store.check.findings import Finding, Verification
-from swaptrain.store.check.position import needed_units, position_text
+from swaptrain.store.check.position import needed_claims, position_text
 from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.origin import read_origin
@@ -62,16 +62,18 @@ class Verifier:
         result = self.result
         with Scanner(self._io) as self._scanner:
             self._read_root()
-            live = [live_unit(self._run_dir, k, self._fingerprint) for k in self._segments("state")]
-            frozen = [
-                frozen_unit(self._run_dir, k, self._fingerprint) for k in self._segments("frozen")
+            live = [
+                live_claim(self._run_dir, k, self._fingerprint) for k in self._segments("state")
             ]
-            result.segments = len({unit.segment for unit in (*live, *frozen)})
+            frozen = [
+                frozen_claim(self._run_dir, k, self._fingerprint) for k in self._segments("frozen")
+            ]
+            result.segments = len({claim.segment for claim in (*live, *frozen)})
             if self._paths.going_back.exists():
                 # Its live names are those of two steps until the next start has done the rest.
                 result.notes.append("the live state: the run is going back to a snapshot")
                 result.position, live = "on the way back to a snapshot", []
-            self._total = sum(unit.nbytes for unit in (*live, *frozen))
+            self._total = sum(claim.nbytes for claim in (*live, *frozen))
             self._check([*live, *frozen])
             self._check_static()
             if live:
@@ -121,21 +123,21 @@ class Verifier:
                 folder = self._paths.segments(TREES[0])
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
-    def _check(self, units: Sequence[Unit], title: str = "") -> None:
-        """Read the chunks of units; what is wrong in the end is a finding."""
+    def _check(self, claims: Sequence[Claim], title: str = "") -> None:
+        """Read the chunks of claims; what is wrong in the end is a finding."""
         wrong: dict[int, list[tuple[Chunk, str]]] = {}
         for number, chunk, problem in self._scan(
-            (number, chunk) for number, unit in enumerate(units) for chunk in unit.chunks
+            (number, chunk) for number, claim in enumerate(claims) for chunk in claim.chunks
         ):
             if problem is not None:
                 wrong.setdefault(number, []).append((chunk, problem))
-        for number, unit in enumerate(units):
+        for number, claim in enumerate(claims):
             found: Iterable[Finding] = ()
-            if unit.damages or number in wrong:
-                unit, found = self._settle(unit, wrong.get(number, []))
-            self.result.arrays += len({chunk.path.parent for chunk in unit.chunks})
+            if claim.damages or number in wrong:
+                claim, found = self._settle(claim, wrong.get(number, []))
+            self.result.arrays += len({chunk.path.parent for chunk in claim.chunks})
             self.result.findings.extend(found)
-            self._done[unit.path] = unit.stamp, not found
+            self._done[claim.path] = claim.stamp, not found
 
     def _scan(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Chunk, str | None]]:
         for number, chunk, problem in self._scanner.scan(chunks):
@@ -144,15 +146,17 @@ class Verifier:
             self._watch(self.result.nbytes, max(self._total, self.result.nbytes))
             yield number, chunk, problem
 
-    def _settle(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> tuple[Unit, list[Finding]]:
+    def _settle(
+        self, claim: Claim, wrong: Sequence[tuple[Chunk, str]]
+    ) -> tuple[Claim, list[Finding]]:
         """Tell damage from a commit that came between two looks; return what is there now."""
         for _ in range(_TRIES):
-            if unit.record is None:
+            if claim.record is None:
                 time.sleep(_PAUSE_S)  # its slot may be written by a commit of another segment
-            now = unit.again()
+            now = claim.again()
             if now is None:
-                return unit, []
-            chunks = [chunk for chunk, _ in wrong] if now.stamp == unit.stamp else list(now.chunks)
+                return claim, []
+            chunks = [chunk for chunk, _ in wrong] if now.stamp == claim.stamp else list(now.chunks)
             confirmed = [
                 (chunk, problem)
                 for _, chunk, problem in self._scanner.scan((0, chunk) for chunk in chunks)
@@ -161,19 +165,18 @@ class Verifier:
             if not confirmed and not now.damages:
                 return now, []
             after = now.again()
-            if after is not None and after.stamp == now.stamp == unit.stamp:
+            if after is not None and after.stamp == now.stamp == claim.stamp:
                 return now, self._findings(now, confirmed)
-            unit, wrong = now, confirmed
-        self.result.notes.append(
-            f"{unit.title or 'state'} of segment {unit.segment}: changes faster than it can be read"
-        )
-        return unit, []
+            claim, wrong = now, confirmed
+        what = f"{claim.title or 'state'} of segment {claim.segment}"
+        self.result.notes.append(f"{what}: changes faster than it can be read")
+        return claim, []
 
-    def _findings(self, unit: Unit, wrong: Sequence[tuple[Chunk, str]]) -> list[Finding]:
-        findings = [Finding(damage, unit.title, unit) for damage in unit.damages]
+    def _findings(self, claim: Claim, wrong: Sequence[tuple[Chunk, str]]) -> list[Finding]:
+        findings = [Finding(damage, claim.title, claim) for damage in claim.damages]
         for chunk, problem in wrong:
             damage = DamagedStoreError(problem, path=chunk.path).within(chunk.where)
-            findings.append(Finding(damage, unit.title, unit, chunk))
+            findings.append(Finding(damage, claim.title, claim, chunk))
         return findings
 
     def _check_static(self) -> None:
@@ -198,9 +201,9 @@ class Verifier:
         if root is None:
             return None
         for _ in range(_TRIES):
-            units = {k: live_unit(self._run_dir, k, None) for k in self._segments("state")}
-            live = {k: unit.record for k, unit in units.items() if unit.record is not None}
-            if len(live) < len(units):
+            claims = {k: live_claim(self._run_dir, k, None) for k in self._segments("state")}
+            live = {k: claim.record for k, claim in claims.items() if claim.record is not None}
+            if len(live) < len(claims):
                 return None
             now = read_position(self._paths, root, live)
             if before == now:
@@ -213,13 +216,13 @@ class Verifier:
         )
         return None
 
-    def _needed(self, title: str, segment: int) -> Unit | None:
+    def _needed(self, title: str, segment: int) -> Claim | None:
         position = self._position()
-        units = self._needed_units(position) if position is not None else ()
-        return next((u for u in units if (u.title, u.segment) == (title, segment)), None)
+        claims = self._needed_claims(position) if position is not None else ()
+        return next((c for c in claims if (c.title, c.segment) == (title, segment)), None)
 
-    def _needed_units(self, position: RunPosition) -> list[Unit]:
-        return list(needed_units(self._paths, position, self._needed))
+    def _needed_claims(self, position: RunPosition) -> list[Claim]:
+        return list(needed_claims(self._paths, position, self._needed))
 
     def _check_position(self) -> None:
         position = self._position()
@@ -227,8 +230,8 @@ class Verifier:
             return
         self.result.position = position_text(position)
         self.result.findings += [Finding(damage) for damage in position.damages]
-        needed = self._needed_units(position)
-        self._total = self.result.nbytes + sum(unit.nbytes for unit in needed)
+        needed = self._needed_claims(position)
+        self._total = self.result.nbytes + sum(claim.nbytes for claim in needed)
         self._check(needed)
 
     def _check_snapshots(self) -> None:
@@ -243,26 +246,26 @@ class Verifier:
                     self.result.findings.append(Finding(error, title))
                     self.result.snapshots[snapshot.step] = False
                 continue
-            units = [self._snapshot_unit(title, snapshot, slot, k) for k, slot in slots.items()]
-            for unit in units:
-                if unit.version not in (None, snapshot.step):
-                    text = f"a slot of the snapshot is of step {unit.version}"
-                    damage = DamagedStoreError(text, segment=unit.segment, path=unit.path)
-                    self.result.findings.append(Finding(damage, title, unit))
-            fresh = [u for u in units if self._done.get(u.path, (None, False))[0] != u.stamp]
-            self._total = self.result.nbytes + sum(unit.nbytes for unit in fresh)
+            claims = [self._snapshot_claim(title, snapshot, slot, k) for k, slot in slots.items()]
+            for claim in claims:
+                if claim.version not in (None, snapshot.step):
+                    text = f"a slot of the snapshot is of step {claim.version}"
+                    damage = DamagedStoreError(text, segment=claim.segment, path=claim.path)
+                    self.result.findings.append(Finding(damage, title, claim))
+            fresh = [c for c in claims if self._done.get(c.path, (None, False))[0] != c.stamp]
+            self._total = self.result.nbytes + sum(claim.nbytes for claim in fresh)
             self._check(fresh)
             if snapshot.path.is_dir():  # not dropped meanwhile
                 self.result.snapshots[snapshot.step] = all(
-                    self._done[u.path][1] and u.version == snapshot.step for u in units
+                    self._done[c.path][1] and c.version == snapshot.step for c in claims
                 )
 
-    def _snapshot_unit(self, title: str, snapshot: Snapshot, slot: Slot, k: int) -> Unit:
-        def again() -> Unit | None:
+    def _snapshot_claim(self, title: str, snapshot: Snapshot, slot: Slot, k: int) -> Claim:
+        def again() -> Claim | None:
             return make() if snapshot.path.is_dir() else None
 
-        def make() -> Unit:
-            return slot_unit(title, slot, k, self._fingerprint, again)
+        def make() -> Claim:
+            return slot_claim(title, slot, k, self._fingerprint, again)
 
         return make()
 
