@@ -27,7 +27,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.disk.flush import file_system_type
 from swaptrain.store.format.bfloat16 import numpy_dtype, register
-from swaptrain.store.format.record import encode_record, read_record
+from swaptrain.store.format.record import read_record
 from swaptrain.store.format.schema import (
     PRINTABLE,
     Dtype,
@@ -38,7 +38,7 @@ from swaptrain.store.format.schema import (
     Text,
     Whole,
 )
-from swaptrain.store.format.schema_static import check_static, check_static_array
+from swaptrain.store.format.schema_static import StaticRecord, check_static_array
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths, link_text
 
 __all__ = ["FORMAT", "Choices", "RootRecord", "RootRow", "create_root", "damaged_buffers"]
@@ -206,7 +206,7 @@ def write_buffers(
             for file in sorted(directory.rglob("*"))
             if file.is_file() and file.parent != directory
         }
-        (directory / ZARR_JSON).write_bytes(encode_record({"checksums": sums}))
+        (directory / ZARR_JSON).write_bytes(StaticRecord(checksums=sums).encoded())
     except OSError as error:
         needed_bytes = sum(value.nbytes for value in buffers.values())
         raise run_error(error, directory, "write", needed_bytes) from error
@@ -237,12 +237,10 @@ def damaged_buffers(run_dir: Path, *, name: str = "buffers") -> Iterator[Damaged
     """Yield what is wrong with the files that `write_buffers` wrote, by their record."""
     directory = RunPaths(run_dir).static_group(name)
     try:
-        record = read_record(directory / ZARR_JSON)
-        check_static(record, directory)
+        sums = StaticRecord.read(directory / ZARR_JSON).checksums
     except DamagedStoreError as error:
         yield error.within(Where(array=name))
         return
-    sums = record["checksums"]
     there = {
         str(file.relative_to(directory))
         for file in directory.rglob("*")

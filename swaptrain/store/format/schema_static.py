@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.checks import MOST_ELEMENTS, check_array_keys, plain_codecs
+from swaptrain.store.format.schema import Checksum, Record
 from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json
 
-__all__ = ["check_static", "check_static_array"]
+__all__ = ["StaticRecord", "check_static_array"]
 
 _MOST_METADATA_BYTES = 2**16
 
 
-def check_static(record: Mapping[str, Any], directory: Path) -> None:
-    """Check the record of a group of buffers: the checksum of each file, by relative path.
+class StaticRecord(Record):
+    """Record of a group of buffers that never change."""
 
-    The paths are compared with what lies in the directory, and never opened.
-    """
-    sums = record.get("checksums")
-    if (
-        record.keys() != {"checksums"}
-        or not isinstance(sums, dict)
-        or not all(type(value) is int for value in sums.values())
-    ):
-        raise DamagedStoreError(
-            "a record does not have the checksums of files", path=directory / ZARR_JSON
-        )
+    title: ClassVar[str] = "the record of the buffers"
+    checksums: dict[str, Checksum]
+    """By relative path of each file; compared with what lies in the directory, never opened."""
 
 
 def check_static_array(folder: Path) -> None:
