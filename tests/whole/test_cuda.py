@@ -14,6 +14,7 @@ from tests.whole.test_exactness import LLAMA
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.trains,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
 
