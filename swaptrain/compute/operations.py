@@ -19,7 +19,8 @@ from swaptrain.compute.split_master import storage_order
 from swaptrain.compute.update import UpdateRule, add_widened
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
-from swaptrain.program.state_arrays import array_of, only_updates_read
+from swaptrain.program.roles import Role, role_of
+from swaptrain.program.state_arrays import array_of
 from swaptrain.store.format.object_layouts import Layouts
 
 __all__ = ["Operations", "Slabs"]
@@ -62,7 +63,7 @@ class Operations:
             for key in instruction.touches
             if key.micro_batch >= 0
             or key.part >= 0
-            or (key.kind is Kind.STATE and only_updates_read(key.name))
+            or (key.kind is Kind.STATE and key.role.is_for_updates)
         }
         for key in passed.union(instruction.frees):
             self.device.forget(key)
@@ -239,8 +240,8 @@ class Operations:
                 norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
             if parameter.split:
                 self.rule.update_split(
-                    weights, arrays["remainder"][name], gradient, state, coefficient=coefficient,
-                    updates_before=step - 1, lr=lr, decay=parameter.decays,
+                    weights, arrays[Role.REMAINDER.value][name], gradient, state,
+                    coefficient=coefficient, updates_before=step - 1, lr=lr, decay=parameter.decays,
                     look=None if norms is None else partial(norms.add, name),
                 )  # fmt: skip
             else:
@@ -252,7 +253,7 @@ class Operations:
                 )  # fmt: skip
             self.device.put(host, weights)
         for array, tensors in arrays.items():
-            for name, tensor in tensors.items() if only_updates_read(array) else ():
+            for name, tensor in tensors.items() if role_of(array).is_for_updates else ():
                 self.device.put(hosts[array][name], tensor)
         if norms is not None:
             norms.send()
@@ -294,7 +295,7 @@ class Operations:
         """
         buffers: dict[str, Tensor] = {}
         for key in instruction.touches:
-            if key.kind is Kind.STATE and key.name.startswith("buffers_"):
+            if key.kind is Kind.STATE and key.role is Role.BUFFERS:
                 buffers.update(self._named(key, slabs))
         for key in instruction.reads:
             if key.name.startswith("before."):

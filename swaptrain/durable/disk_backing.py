@@ -13,6 +13,7 @@ from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.memory.backing import Wait
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.roles import Role
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.slots.array_files import ArrayFiles, Place
@@ -242,7 +243,7 @@ class DiskBacking:
         return location
 
     def _newest_place(self, key: ObjectKey) -> tuple[ArrayFiles, None]:
-        if key.name.startswith("frozen"):
+        if key.role is Role.FROZEN:
             return self.places.frozen(key), None
         return self.in_slot(key, self._slots[key.segment]), None
 

@@ -8,6 +8,7 @@ from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.program.double_buffer import buffer_index
 from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.roles import Role
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.paths import RunPaths, SpillFolder
 from swaptrain.store.slots.array_files import ArrayFiles
@@ -87,7 +88,7 @@ class ObjectPlaces:
         arrays = {
             array.name: array.chunks
             for array in self._layouts.state[segment].arrays
-            if array.name.startswith("buffers_")
+            if array.role is Role.BUFFERS
         }
         if segment in self._layouts.accumulators:
             arrays["gradient"] = self._layouts.accumulators[segment].chunks

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from swaptrain.program.roles import Role
 from swaptrain.store.disk.durable_files import (
     allocate_blank,
     disk_errors,
@@ -43,7 +44,7 @@ class SpillFiles:
             f"buffers/{k:03d}/{array.name}"
             for k, state in layouts.state.items()
             for array in state.arrays
-            if array.name.startswith("buffers_")
+            if array.role is Role.BUFFERS
         ]
         rows = [f"{name}/{m}" for name in layouts.values for m in range(micro_batches)]
         self._places = {name: number for number, name in enumerate(rows + buffers)}
@@ -146,7 +147,7 @@ class SpillFiles:
             arrays = [self._layouts.accumulators[k]]
         else:
             state = self._layouts.state[k].arrays
-            arrays = [array for array in state if array.name.startswith("buffers_")]
+            arrays = [array for array in state if array.role is Role.BUFFERS]
         return [ArrayFiles.of_layout(path / array.name, array) for array in arrays]
 
     def _names(self) -> Iterator[tuple[SpillFolder, str]]:

@@ -24,7 +24,6 @@ from swaptrain.plan.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.plan.dry_run import Measured, dry_run
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
-from swaptrain.program.state_arrays import begins_with_values
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.object_layouts import Layouts
@@ -244,7 +243,7 @@ class Planner:
             array
             for segment in (*layouts.state.values(), *layouts.frozen.values())
             for array in segment.arrays
-            if begins_with_values(array.name)
+            if array.role.begins_with_values
         ]
         masters = [p.tensor.numel * ITEMSIZE[p.master] for p in layouts.model.parameters.values()]
         return (

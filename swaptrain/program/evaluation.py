@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.model import SegmentSpec, ValueSpec
 from swaptrain.program.objects import Objects
+from swaptrain.program.roles import Role
 
 __all__ = ["EvaluationSpec", "evaluation", "is_evaluated", "value_prefix"]
 
@@ -90,7 +91,7 @@ def _state(part: SegmentSpec, objects: Objects) -> tuple[ObjectKey, ...]:
     model = objects.model
     buffers = {
         ObjectKey(
-            Kind.STATE, f"buffers_{model.buffers[name].tensor.dtype}", model.owner[name]
+            Kind.STATE, Role.BUFFERS.array(model.buffers[name].tensor.dtype), model.owner[name]
         ): None
         for name in part.buffers
     }

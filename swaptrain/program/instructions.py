@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from swaptrain.program.roles import Role, role_of
+
 __all__ = ["Instruction", "Kind", "ObjectKey", "Operation", "Program"]
 
 
@@ -38,6 +40,11 @@ class ObjectKey(NamedTuple):
     micro_batch: int = -1
     part: int = -1
     """Of state; -1 means the whole array."""
+
+    @property
+    def role(self) -> Role:
+        """Of state."""
+        return role_of(self.name)
 
     def __str__(self) -> str:
         suffix = f"[{self.micro_batch}]" if self.micro_batch >= 0 else ""

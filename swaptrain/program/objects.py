@@ -8,7 +8,8 @@ from functools import cached_property
 
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec, SegmentSpec
-from swaptrain.program.state_arrays import array_of, only_updates_read, parameter_tensor
+from swaptrain.program.roles import Role, role_of
+from swaptrain.program.state_arrays import array_of, parameter_tensor
 
 __all__ = ["Objects"]
 
@@ -46,7 +47,7 @@ class Objects:
         names = self.state_arrays[k]
         if parts == 1:
             return [tuple(ObjectKey(Kind.STATE, name, k) for name in names)]
-        rest = [name for name in names if only_updates_read(name)]
+        rest = [name for name in names if role_of(name).is_for_updates]
         state = [
             tuple(ObjectKey(Kind.STATE, name, k, part=part) for name in rest)
             for part in range(parts)
@@ -57,7 +58,7 @@ class Objects:
     def trained(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
         """Return the arrays of weights that its update changes."""
         k = segment.index
-        names = (name for name in self.state_arrays[k] if name.startswith("weights"))
+        names = (name for name in self.state_arrays[k] if role_of(name) is Role.WEIGHTS)
         return tuple(ObjectKey(Kind.STATE, name, k) for name in names)
 
     def sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
@@ -83,7 +84,9 @@ class Objects:
         """Return the arrays of buffers that its forward mutates."""
         keys = {
             ObjectKey(
-                Kind.STATE, f"buffers_{self.model.buffers[name].tensor.dtype}", segment.index
+                Kind.STATE,
+                Role.BUFFERS.array(self.model.buffers[name].tensor.dtype),
+                segment.index,
             ): None
             for name in segment.buffers
         }

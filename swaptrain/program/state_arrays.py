@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from swaptrain.program.model import ModelSpec, ParameterSpec, SegmentSpec
+from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import TensorSpec, contiguous
 
 __all__ = [
     "StateShapes",
     "accumulator_tensors",
     "array_of",
-    "begins_with_values",
     "frozen_arrays",
-    "only_updates_read",
     "parameter_tensor",
     "segment_arrays",
 ]
@@ -29,19 +28,9 @@ def array_of(parameter: ParameterSpec, compute_dtype: str) -> str:
     `weights` for the dtype that the model computes in, `weights_<dtype>` for others; parameters
     that are never updated are in `frozen` arrays, outside what a commit rewrites.
     """
-    base = "weights" if parameter.trainable else "frozen"
+    role = Role.WEIGHTS if parameter.trainable else Role.FROZEN
     dtype = parameter.tensor.dtype
-    return base if dtype == compute_dtype else f"{base}_{dtype}"
-
-
-def begins_with_values(array: str) -> bool:
-    """Whether the model says what an array of a new store holds; an optimizer's begin as zeros."""
-    return array == "remainder" or not only_updates_read(array)
-
-
-def only_updates_read(array: str) -> bool:
-    """Whether an array of a segment's state is of no use but for its update."""
-    return not array.startswith(("weights", "frozen", "buffers_"))
+    return role.value if dtype == compute_dtype else role.array(dtype)
 
 
 def segment_arrays(
@@ -62,14 +51,16 @@ def segment_arrays(
         arrays.setdefault(array_of(parameter, compute_dtype), []).append(tensor)
         if parameter.split:
             lower = replace(tensor.without_holes(), dtype="uint16")
-            arrays.setdefault("remainder", []).append(lower)
+            arrays.setdefault(Role.REMAINDER.value, []).append(lower)
         for state_name, shape in state_shapes(tensor.shape).items():
+            if role_of(state_name) is not Role.OPTIMIZER:
+                raise ValueError(f"an optimizer's state cannot have the name {state_name}")
             own = tensor.without_holes().stride
             stride = own if shape == tensor.shape else contiguous(shape)
             arrays.setdefault(state_name, []).append(TensorSpec(name, shape, stride, "float32"))
     for name in segment.buffers:
         tensor = model.buffers[name].tensor
-        arrays.setdefault(f"buffers_{tensor.dtype}", []).append(tensor)
+        arrays.setdefault(Role.BUFFERS.array(tensor.dtype), []).append(tensor)
     return arrays
 
 

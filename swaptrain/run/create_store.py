@@ -25,7 +25,7 @@ from swaptrain.plan.disk_budget import slot_counts
 from swaptrain.plan.planner import Plan
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec
-from swaptrain.program.state_arrays import begins_with_values
+from swaptrain.program.roles import Role
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
@@ -169,7 +169,7 @@ class Creation:
         sums: dict[str, list[int]] = {}
         for array in layout.arrays:
             files = slot.array(array.name)
-            if begins_with_values(array.name):
+            if array.role.begins_with_values:
                 sums[array.name] = self._write_array(files, array, initial)
             else:
                 # Zeros are what the reserved files read as.
@@ -191,7 +191,7 @@ class Creation:
                 value = _laid_out(initial.value(name), parameter)
                 if not parameter.split:
                     target.copy_(value)
-                elif array.name == "remainder":
+                elif array.role is Role.REMAINDER:
                     upper = torch.empty_strided(value.shape, value.stride(), dtype=torch.bfloat16)
                     split(value, upper, target)
                 else:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
+from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
@@ -196,12 +197,12 @@ def _refusal(run: Path, position: RunPosition) -> str:
 def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTensor]:
     for source in view.sources:
         rows = source.record["table"]
-        remainders = {row["name"]: row for row in rows if row["array"] == "remainder"}
+        remainders = {row["name"]: row for row in rows if role_of(row["array"]) is Role.REMAINDER}
         for row in rows:
-            kind = row["array"].partition("_")[0]
-            if kind in {"weights", "frozen"}:
+            role = role_of(row["array"])
+            if role in (Role.WEIGHTS, Role.FROZEN):
                 yield _parameter(source, row, remainders.get(row["name"]), dtype)
-            elif kind == "buffers":
+            elif role is Role.BUFFERS:
                 yield _parameter(source, row, None, None)
     for name, value in read_buffers(run).items():
         yield StreamedTensor(name, value.dtype.name, value.shape, value.nbytes, [value])
@@ -217,7 +218,7 @@ def _parameter(
         upper = read_tensor(source.reader(row["array"]), tensor, row["offset"])
         if target == "float32" and remainder is not None:
             lower = TensorSpec(tensor.name, tensor.shape, tensor.stride, "uint16")
-            rest = read_tensor(source.reader("remainder"), lower, remainder["offset"])
+            rest = read_tensor(source.reader(Role.REMAINDER.value), lower, remainder["offset"])
             for high, low in zip(upper, rest, strict=True):
                 yield _join(high, low)
         else:

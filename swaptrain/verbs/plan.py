@@ -17,6 +17,7 @@ from swaptrain.program.cost import (
     break_even_tokens,
     least_traffic_bytes,
 )
+from swaptrain.program.roles import Role
 from swaptrain.run.idle_rates import check_rates, steps_done
 from swaptrain.run.run_names import check_own
 from swaptrain.store.access.containment import check_contained
@@ -133,7 +134,7 @@ def state_bytes(made: Plan) -> StateBytes:
     weights = rest = 0
     for layout in made.layouts.state.values():
         for array in layout.arrays:
-            if array.name.startswith("weights"):
+            if array.role is Role.WEIGHTS:
                 weights += array.nbytes
             else:
                 rest += array.nbytes

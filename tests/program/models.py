@@ -15,7 +15,8 @@ from swaptrain.program.model import (
     SegmentSpec,
     ValueSpec,
 )
-from swaptrain.program.state_arrays import only_updates_read, segment_arrays
+from swaptrain.program.roles import role_of
+from swaptrain.program.state_arrays import segment_arrays
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import TensorSpec
 
@@ -98,7 +99,7 @@ def builders(draw: st.DrawFn, *, deferred: bool | None = None) -> StepBuilder:
         {
             k: draw(st.integers(1, 3))
             for k, names in arrays.items()
-            if any(only_updates_read(name) for name in names)
+            if any(role_of(name).is_for_updates for name in names)
         },
     )
 

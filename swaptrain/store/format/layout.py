@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from swaptrain.errors import ConfigError
+from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 
 __all__ = ["ALIGNMENT_BYTES", "ArrayEntry", "ArrayLayout", "SegmentLayout", "lay_out"]
@@ -39,6 +40,11 @@ class ArrayLayout:
     entries: tuple[ArrayEntry, ...]
     chunk_bytes: int
     chunks: int
+
+    @property
+    def role(self) -> Role:
+        """Of an array of a segment's state."""
+        return role_of(self.name)
 
     @property
     def nbytes(self) -> int:

@@ -8,11 +8,11 @@ from functools import cached_property
 from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec
+from swaptrain.program.roles import Role, role_of
 from swaptrain.program.state_arrays import (
     StateShapes,
     accumulator_tensors,
     frozen_arrays,
-    only_updates_read,
     parameter_tensor,
     segment_arrays,
 )
@@ -76,7 +76,7 @@ class Layouts:
         }
         for k, state in self.state.items():
             for array in state.arrays:
-                if array.name.startswith("buffers_"):
+                if array.role is Role.BUFFERS:
                     layouts[f"before.{array.name}.{k}"] = array
         return layouts
 
@@ -139,7 +139,7 @@ class Layouts:
     def array(self, key: ObjectKey) -> ArrayLayout:
         """Return the layout of an object."""
         if key.kind is Kind.STATE:
-            holder = self.frozen if key.name.startswith("frozen") else self.state
+            holder = self.frozen if key.role is Role.FROZEN else self.state
             whole = holder[key.segment].array(key.name)
             if key.part < 0:
                 return whole
@@ -163,7 +163,7 @@ class Layouts:
 
     def state_keys(self, segment: int, array: str) -> list[ObjectKey]:
         """Return the objects that an array of a segment's state, or a frozen one, consists of."""
-        if segment not in self.parts or not only_updates_read(array):
+        if segment not in self.parts or not role_of(array).is_for_updates:
             return [ObjectKey(Kind.STATE, array, segment)]
         return [
             ObjectKey(Kind.STATE, array, segment, part=part) for part in range(self.parts[segment])
@@ -182,7 +182,7 @@ class Layouts:
         same dense tensors, and the optimizer treat each element by itself. Weights with holes are
         updated whole: there a part would be other elements than those of the rest.
         """
-        rest = {name: tensors for name, tensors in arrays.items() if only_updates_read(name)}
+        rest = {name: tensors for name, tensors in arrays.items() if role_of(name).is_for_updates}
         shapes = {
             tuple((t.name, t.extent) for t in tensors if t.extent == t.numel)
             for tensors in rest.values()
@@ -192,7 +192,7 @@ class Layouts:
         holes = any(
             not tensor.is_dense
             for name, tensors in arrays.items()
-            if name.startswith("weights")
+            if role_of(name) is Role.WEIGHTS
             for tensor in tensors
         )
         if holes or not (elementwise and alike):

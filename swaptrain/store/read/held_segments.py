@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.errors import DamagedStoreError
+from swaptrain.program.roles import Role, role_of
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot import Slot, frozen_slot
@@ -83,7 +84,9 @@ def check_held(held: Held, root: RootRecord) -> None:
         if record["fingerprint"] != root.fingerprint:
             raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
         names.update(
-            row["name"] for row in record["table"] if row["array"].startswith(("weights", "frozen"))
+            row["name"]
+            for row in record["table"]
+            if role_of(row["array"]) in (Role.WEIGHTS, Role.FROZEN)
         )
     missing = [name for name in root.segments[k - 1].parameters if name not in names]
     if missing:

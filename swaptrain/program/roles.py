@@ -1,0 +1,46 @@
+"""The role of an array in a segment's state: when it is read, and when it changes."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Role", "role_of"]
+
+
+class Role(Enum):
+    """The value is the stem of the array's name: `weights`, `weights_float32`, `buffers_int64`."""
+
+    WEIGHTS = "weights"
+    """Trained parameters: the forward reads them, the update changes them."""
+    FROZEN = "frozen"
+    """Parameters that are stored once and never rewritten."""
+    BUFFERS = "buffers"
+    """Buffers that a forward mutates."""
+    REMAINDER = "remainder"
+    """Lower halves of split masters."""
+    OPTIMIZER = ""
+    """State of the optimizer, under its own name."""
+
+    @property
+    def is_for_updates(self) -> bool:
+        """Whether it is of no use but for the update of its segment."""
+        return self in (Role.REMAINDER, Role.OPTIMIZER)
+
+    @property
+    def begins_with_values(self) -> bool:
+        """Whether the model says what it holds at first; an optimizer's state begins as zeros."""
+        return self is not Role.OPTIMIZER
+
+    def array(self, dtype: str) -> str:
+        """Return the name of its array of a dtype."""
+        return f"{self.value}_{dtype}"
+
+
+def role_of(array: str) -> Role:
+    """Return the role that the name of an array says.
+
+    The only place that reads it from a name: on the disk there is nothing else, and names of
+    optimizers' state are the optimizer's own.
+    """
+    stem = array.partition("_")[0]
+    return next((role for role in Role if role.value == stem), Role.OPTIMIZER)

@@ -1,0 +1,54 @@
+"""The role of an array: read from its name in one function, and nowhere else in the package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import swaptrain
+from swaptrain.program.roles import Role, role_of
+
+PACKAGE = Path(swaptrain.__file__).parent
+OWNER = PACKAGE / "program" / "roles.py"
+STEMS = "|".join(role.value for role in Role if role.value)
+QUESTION = re.compile(rf"""(startswith\(\(?|==\s*|\bin\s*[({{\[])f?["'](?:{STEMS})_?["']""")
+
+
+@pytest.mark.parametrize(
+    ("array", "role"),
+    [
+        ("weights", Role.WEIGHTS),
+        ("weights_float32", Role.WEIGHTS),
+        ("frozen", Role.FROZEN),
+        ("frozen_bfloat16", Role.FROZEN),
+        ("buffers_int64", Role.BUFFERS),
+        ("remainder", Role.REMAINDER),
+        ("exp_avg", Role.OPTIMIZER),
+        ("momentum_buffer", Role.OPTIMIZER),
+    ],
+)
+def test_a_name_says_the_role(array: str, role: Role) -> None:
+    assert role_of(array) is role
+    assert role_of(role.array("float32")) is role
+
+
+def test_nobody_else_asks_a_name() -> None:
+    """So that a new role is added in one place."""
+    files = [path for path in PACKAGE.rglob("*.py") if path != OWNER]
+    found = [
+        f"{path.relative_to(PACKAGE)}: {line.strip()}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if QUESTION.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['name.startswith("weights")', 'x.startswith(("frozen", y))', 'a == "remainder"'],
+)
+def test_such_a_question_is_found(line: str) -> None:
+    assert QUESTION.search(line)
