@@ -16,7 +16,7 @@ from swaptrain.compute.object_tensors import clear_padding, copy_into, object_vi
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.compute.split_master import storage_order
-from swaptrain.compute.update import UpdateRule, add_widened
+from swaptrain.compute.update import Rules, add_widened
 from swaptrain.memory.slab import Slab
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.roles import Role, role_of
@@ -40,12 +40,12 @@ class Operations:
         captured: Captured,
         layouts: Layouts,
         runner: Runner,
-        rule: UpdateRule,
+        rules: Rules,
         device: ComputeDevice,
     ) -> None:
         self._captured, self._layouts = captured, layouts
         self._model = captured.model
-        self._runner, self.rule, self.device = runner, rule, device
+        self._runner, self.rules, self.device = runner, rules, device
         self._norms: GradientNorms
         """Of the gradients that the update which is under way has come to."""
         self.ahead = Ahead(captured, layouts, device)
@@ -235,11 +235,12 @@ class Operations:
                 host, weights, gradient = (
                     storage_order(tensor)[pieces[name]] for tensor in (host, weights, gradient)
                 )
-            state = {array: arrays[array][name] for array in self.rule.state_tensors(weights.shape)}
+            rule = self.rules(name)
+            state = {array: arrays[array][name] for array in rule.state_tensors(weights.shape)}
             if norms is not None and not parameter.split and name not in norms:
                 norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
             if parameter.split:
-                self.rule.update_split(
+                rule.update_split(
                     weights, arrays[Role.REMAINDER.value][name], gradient, state,
                     coefficient=coefficient, updates_before=step - 1, lr=lr, decay=parameter.decays,
                     look=None if norms is None else partial(norms.add, name),
@@ -247,7 +248,7 @@ class Operations:
             else:
                 if coefficient is not None:
                     gradient.mul_(coefficient)
-                self.rule.update(
+                rule.update(
                     weights, gradient, state,
                     updates_before=step - 1, lr=lr, decay=parameter.decays,
                 )  # fmt: skip

@@ -21,7 +21,7 @@ from swaptrain.compute.optimizer_classes import (
 from swaptrain.compute.split_master import is_dense, join, split, storage_order
 from swaptrain.errors import ConfigError
 
-__all__ = ["UpdateRule", "add_widened"]
+__all__ = ["Rules", "UpdateRule", "add_widened"]
 
 # Elements of a block: 2 MiB of float32 stays in a CPU's cache; a GPU wants fewer launches. Blocks
 # of a fused step give the bits of the whole only if they start at multiples of 16 elements.
@@ -301,6 +301,10 @@ class UpdateRule:
                 2, block_elements(device), dtype=torch.float32, device=device
             )
         return self._scratch[device]
+
+
+Rules = Callable[[str], UpdateRule]
+"""The rule of a parameter, by its name."""
 
 
 def add_widened(total: Tensor, gradient: Tensor) -> None:

@@ -8,7 +8,7 @@ from swaptrain.capture.capture import cut
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.evaluation.slices import slice_evaluations
-from swaptrain.compute.update import UpdateRule
+from swaptrain.compute.update import Rules, UpdateRule
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
@@ -61,11 +61,11 @@ class Cutter:
         self,
         config: Config,
         built: BuiltModel,
-        rule: UpdateRule,
+        rules: Rules,
         *,
         choices: Choices | None = None,
     ) -> None:
-        self._config, self._built, self._rule = config, built, rule
+        self._config, self._built, self._rules = config, built, rules
         self._recorded: list[int] | None = None
         self._chunk_bytes = config.store.chunk
         if choices is not None:
@@ -103,10 +103,10 @@ class Cutter:
         return self._cuts[target_bytes]
 
     def _new_cut(self, target_bytes: int) -> Cut:
-        config, rule = self._config, self._rule
+        config, rules = self._config, self._rules
 
         def state_bytes(parameter: ParameterSpec) -> int:
-            return _state_bytes(parameter, rule)
+            return _state_bytes(parameter, rules(parameter.tensor.name))
 
         def working_bytes(parameter: ParameterSpec) -> int:
             return state_bytes(parameter) + 4 * parameter.tensor.numel * parameter.trainable
@@ -132,8 +132,8 @@ class Cutter:
         layouts = Layouts(
             captured.model,
             compute_dtype=config.model.dtype,
-            state_shapes=rule.state_tensors,
-            elementwise=rule.elementwise,
+            state_shapes=lambda tensor: rules(tensor.name).state_tensors(tensor.shape),
+            elementwise=lambda name: rules(name).elementwise,
             chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
             micro_batches=config.data.micro_batches,
             evaluations=[graph.spec for graph in captured.evaluations],

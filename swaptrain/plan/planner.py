@@ -13,7 +13,7 @@ from swaptrain.capture.captured import Captured
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.operations import Operations
 from swaptrain.compute.runner import Runner
-from swaptrain.compute.update import UpdateRule
+from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.memory.malloc import trim
@@ -104,16 +104,16 @@ class Planner:
         self,
         config: Config,
         built: BuiltModel,
-        rule: UpdateRule,
+        rules: Rules,
         device: ComputeDevice,
         batch: Mapping[str, Tensor],
         *,
         choices: Choices | None = None,
         positions: tuple[str, int] | None = None,
     ) -> None:
-        self._config, self._built, self._rule = config, built, rule
+        self._config, self._built, self._rules = config, built, rules
         self._device, self.batch, self._positions = device, batch, positions
-        self._cutter = Cutter(config, built, rule, choices=choices)
+        self._cutter = Cutter(config, built, rules, choices=choices)
         self._plans: dict[tuple[int, ...], Plan] = {}
         trim()
         self._base_bytes = resident_bytes()
@@ -169,9 +169,9 @@ class Planner:
         return self._plans[tuple(found.cuts)]
 
     def _measure(self, found: Cut) -> Plan:
-        config, rule, captured, layouts = self._config, self._rule, found.captured, found.layouts
+        config, rules, captured, layouts = self._config, self._rules, found.captured, found.layouts
         runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
-        operations = Operations(captured, layouts, runner, rule, self._device)
+        operations = Operations(captured, layouts, runner, rules, self._device)
         self._check_device(found)
         try:
             measured = dry_run(
@@ -204,11 +204,13 @@ class Planner:
                 f"train.deterministic: {str(error).partition(',')[0]}: set it to false, or change "
                 "the model"
             ) from error
-        parameters = [p for p in captured.model.parameters.values() if p.trainable]
         scratch_bytes = max(
             (
-                rule.scratch_bytes(p.tensor.shape, split=p.split, holes=not p.tensor.is_dense)
-                for p in parameters
+                rules(name).scratch_bytes(
+                    p.tensor.shape, split=p.split, holes=not p.tensor.is_dense
+                )
+                for name, p in captured.model.parameters.items()
+                if p.trainable
             ),
             default=0,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from swaptrain.compute.device import choose_kernels, load_libraries, open_device
-from swaptrain.compute.update import UpdateRule
+from swaptrain.compute.update import Rules, UpdateRule
 from swaptrain.compute.weighting.choice import LossWeighting, choose_weighting
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config, OptimizerConfig
@@ -23,7 +23,7 @@ from swaptrain.store.disk.durable_files import disk_errors
 from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
 from swaptrain.store.paths import RunPaths
 
-__all__ = ["Prepared", "recorded_config", "update_rule"]
+__all__ = ["Prepared", "recorded_config", "update_rules"]
 
 
 class Prepared:
@@ -50,7 +50,7 @@ class Prepared:
         self.device = open_device(config.device, config.memory.device)
         choose_kernels(self.device.device, deterministic=config.train.deterministic)
         load_libraries(self.device.device)
-        self.rule = update_rule(config.optimizer)
+        self.rules = update_rules(config.optimizer)
         example = None
         if config.data.python is not None:  # whose keys say what the model is for
             example = open_example(
@@ -80,7 +80,7 @@ class Prepared:
         self.planner = Planner(
             config,
             self.built,
-            self.rule,
+            self.rules,
             self.device,
             dict(self.built.uncut.batch),
             choices=root.choices if root is not None else None,
@@ -135,14 +135,15 @@ def _built(
     return built
 
 
-def update_rule(optimizer: OptimizerConfig) -> UpdateRule:
-    """Return the update that an `optimizer` section asks for; raises ConfigError."""
-    return UpdateRule(
+def update_rules(optimizer: OptimizerConfig) -> Rules:
+    """Return the rules that an `optimizer` section asks for, one for all; raises ConfigError."""
+    rule = UpdateRule(
         name=optimizer.name,
         lr=optimizer.lr,
         weight_decay=optimizer.weight_decay,
         arguments=optimizer.arguments,
     )
+    return lambda _: rule
 
 
 def recorded_config(run_dir: Path) -> Config | None:

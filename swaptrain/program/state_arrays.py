@@ -18,8 +18,8 @@ __all__ = [
     "segment_arrays",
 ]
 
-StateShapes = Callable[[tuple[int, ...]], Mapping[str, tuple[int, ...]]]
-"""From a parameter's shape to the names and shapes of its optimizer state."""
+StateShapes = Callable[[TensorSpec], Mapping[str, tuple[int, ...]]]
+"""From a parameter, by its tensor, to the names and shapes of its optimizer state."""
 
 
 def array_of(parameter: ParameterSpec, compute_dtype: str) -> str:
@@ -52,7 +52,7 @@ def segment_arrays(
         if parameter.split:
             lower = replace(tensor.without_holes(), dtype="uint16")
             arrays.setdefault(Role.REMAINDER.value, []).append(lower)
-        for state_name, shape in state_shapes(tensor.shape).items():
+        for state_name, shape in state_shapes(tensor).items():
             if role_of(state_name) is not Role.OPTIMIZER:
                 raise ValueError(f"an optimizer's state cannot have the name {state_name}")
             own = tensor.without_holes().stride

@@ -28,7 +28,7 @@ from swaptrain.observe.trace import TraceFile
 from swaptrain.plan.choose import choose_plan
 from swaptrain.plan.disk_budget import check_disk, disk_needs, estimated_data_bytes, spare_bytes
 from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared, update_rule
+from swaptrain.plan.prepare import Prepared, update_rules
 from swaptrain.plan.ram_budget import useful_bytes
 from swaptrain.plan.roofline import disk_machine, step_floor
 from swaptrain.plan.step_cost import price
@@ -124,7 +124,7 @@ class OpenRun:
         if before is None or before == config.optimizer:
             self._record_config()
         else:
-            change = OptimizerChange(before, update_rule(before), self._record_config)
+            change = OptimizerChange(before, update_rules(before), self._record_config)
         machine = disk_machine(config, self._prepared.device.device, self._progress.note)
         if machine is not None:
             plan = with_tier_cost(with_load_cost(plan, data), config, self._prepared.device)

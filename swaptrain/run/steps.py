@@ -9,7 +9,7 @@ from functools import partial
 
 from swaptrain.compute.gradient_norms import step_loss
 from swaptrain.compute.learning_rate import learning_rate
-from swaptrain.compute.update import UpdateRule
+from swaptrain.compute.update import Rules
 from swaptrain.compute.weighting.counts import LossWeights
 from swaptrain.compute.weighting.held_out import HeldOutWeights
 from swaptrain.config.schema import Config, OptimizerConfig
@@ -52,7 +52,7 @@ class OptimizerChange:
     """A change of the optimizer, from the next boundary between two steps on."""
 
     before: OptimizerConfig
-    rule: UpdateRule
+    rules: Rules
     """Of `before`."""
     record: Callable[[], None]
     """Writes the new config into the run directory."""
@@ -129,14 +129,14 @@ class Training:
 
     def _finish_before_change(self, change: OptimizerChange) -> None:
         """Do what is left of the interrupted step under the optimizer that began it."""
-        after, rule = self.config, self.plan.operations.rule
+        after, rules = self.config, self.plan.operations.rules
         self.config = after.model_copy(update={"optimizer": change.before})
-        self.plan.operations.rule = change.rule
+        self.plan.operations.rules = change.rules
         self._finish_interrupted()
         self._flush(self.step - 1)
         self.commits.drain()
         change.record()
-        self.config, self.plan.operations.rule = after, rule
+        self.config, self.plan.operations.rules = after, rules
 
     def _step(self, step: int, top: int | None) -> None:
         builder = self.plan.builder

@@ -47,7 +47,7 @@ def layouts() -> Layouts:
         model,
         compute_dtype="bfloat16",
         state_shapes=moments,
-        elementwise=True,
+        elementwise=lambda _: True,
         chunk_bytes=8192,
         micro_batches=MICRO_BATCHES,
     )

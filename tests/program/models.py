@@ -126,8 +126,8 @@ def evaluating(builder: StepBuilder) -> StepBuilder:
     return replace(builder, evaluations=tuple(graphs))
 
 
-def moments(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    return {"exp_avg": shape, "exp_avg_sq": shape}
+def moments(parameter: TensorSpec) -> dict[str, tuple[int, ...]]:
+    return {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
 
 
 def chain(segments: int, micro_batches: int, *, elements: int = 1000) -> StepBuilder:

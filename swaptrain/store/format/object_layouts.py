@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
@@ -35,12 +35,12 @@ class Layouts:
         *,
         compute_dtype: str,
         state_shapes: StateShapes,
-        elementwise: bool,
+        elementwise: Callable[[str], bool],
         chunk_bytes: int,
         micro_batches: int,
         evaluations: Sequence[EvaluationSpec] = (),
     ) -> None:
-        """Lay out what the arguments say; `elementwise` updates can be done in parts."""
+        """Lay out what the arguments say; `elementwise` says whose update can be done in parts."""
         self.model, self.compute_dtype = model, compute_dtype
         self._evaluations = evaluations
         self.chunk_bytes = chunk_bytes
@@ -174,7 +174,7 @@ class Layouts:
         return self.array(key).nbytes
 
     def _state(
-        self, k: int, arrays: Mapping[str, list[TensorSpec]], elementwise: bool
+        self, k: int, arrays: Mapping[str, list[TensorSpec]], elementwise: Callable[[str], bool]
     ) -> SegmentLayout:
         """Lay out a segment's state; note the parts that its update can be done in.
 
@@ -189,13 +189,13 @@ class Layouts:
         }
         widths = [ITEMSIZE[tensors[0].dtype] for tensors in rest.values()]
         alike = len(shapes) == 1 and len(next(iter(shapes))) == len(next(iter(rest.values())))
-        holes = any(
-            not tensor.is_dense
+        weights = [
+            tensor
             for name, tensors in arrays.items()
             if role_of(name) is Role.WEIGHTS
             for tensor in tensors
-        )
-        if holes or not (elementwise and alike):
+        ]
+        if not alike or not all(tensor.is_dense and elementwise(tensor.name) for tensor in weights):
             return self._segment(arrays)
         widest = max(widths)
         layout = SegmentLayout(
