@@ -30,12 +30,12 @@ from swaptrain.store.format.bfloat16 import numpy_dtype, register
 from swaptrain.store.format.record import read_record
 from swaptrain.store.format.schema import (
     PRINTABLE,
+    AtLeastOne,
     Dtype,
     Items,
     Name,
-    Positive,
     Record,
-    Text,
+    ShownText,
     Whole,
 )
 from swaptrain.store.format.schema_static import StaticRecord, check_static_array
@@ -55,8 +55,8 @@ _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "h
 class RootRow(Record):
     """Row of the segment table."""
 
-    segment: Positive
-    unit: Text
+    segment: AtLeastOne
+    unit: ShownText
     """Part of the model that the segment is, for a person."""
     isomorphism: Whole
     """Segments of one number have the same graph."""
@@ -78,7 +78,7 @@ class Choices(Record):
     """Parameters that are trained though the constructor freezes them."""
     trained: Annotated[str, Field(max_length=2**16, pattern=PRINTABLE)] | None = None
     """How much of the model is trained, for a person."""
-    chunk: Positive
+    chunk: AtLeastOne
     """Largest chunk file, in bytes."""
     threads: Annotated[int, Field(ge=1, le=4096)]
     dtype: Dtype
@@ -105,11 +105,11 @@ class RootRecord(Record):
     """Digest of the captured graph and of the cut."""
     segments: Annotated[Items[RootRow], Field(min_length=1)]
     """The segment table, in order."""
-    commit_every: Positive
+    commit_every: AtLeastOne
     choices: Choices
     step: Whole
     """The committed step, for a store with commit_every > 1 (else the slots' records say it)."""
-    format: Positive
+    format: AtLeastOne
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -19,7 +19,7 @@ from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.record import encode_record, read_record
 
 __all__ = ["MOST_ELEMENTS", "PRINTABLE", "ArrayName", "Checksum", "Dtype", "Items", "Name"]
-__all__ += ["Positive", "Record", "Sizes", "Text", "Whole"]
+__all__ += ["AtLeastOne", "Record", "ShownText", "Sizes", "Whole"]
 
 MOST_ELEMENTS = 2**48
 """Of one tensor or array: more than any disk holds."""
@@ -34,10 +34,10 @@ T = TypeVar("T")
 Items = Annotated[tuple[T, ...], Field(strict=False), FailFast()]
 """A JSON array; the first bad item ends the check, since there may be millions."""
 Whole = Annotated[int, Field(ge=0, le=_MOST_NUMBER)]
-Positive = Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
+AtLeastOne = Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
 Checksum = Annotated[int, Field(ge=0, le=2**64 - 1)]
 """xxh3-64."""
-Text = Annotated[str, Field(max_length=1024, pattern=PRINTABLE)]
+ShownText = Annotated[str, Field(max_length=1024, pattern=PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=1024, pattern=PRINTABLE)]
 ArrayName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join(ITEMSIZE)})$")]

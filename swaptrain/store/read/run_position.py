@@ -20,9 +20,9 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import held_segment
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
 
-__all__ = ["Handoff", "Phase", "Record", "RunPosition", "read_position"]
+__all__ = ["Handoff", "Phase", "RunPosition", "SegmentRecord", "read_position"]
 
-Record = Mapping[str, Any]
+SegmentRecord = Mapping[str, Any]
 
 
 class Phase(StrEnum):
@@ -37,7 +37,7 @@ class Handoff:
     """Gradients that the commit of a segment handed on to the segments below it."""
 
     segment: int
-    rows: tuple[Record, ...]
+    rows: tuple[SegmentRecord, ...]
     """Name, segment, micro-batch, row and checksums of each."""
 
 
@@ -49,9 +49,9 @@ class RunPosition:
     """Versions of the live slots and of the finished gradients."""
     decision: Decision | None
     """What a start does first; None where the records fit no interruption."""
-    live: Mapping[int, Record] = field(default_factory=dict)
+    live: Mapping[int, SegmentRecord] = field(default_factory=dict)
     """Records of the live slots by segment: of those that have state."""
-    gradients: Mapping[int, Record] = field(default_factory=dict)
+    gradients: Mapping[int, SegmentRecord] = field(default_factory=dict)
     """Records of finished gradients that wait for an update, or waited for one; torn ones left
     out."""
     handoff: Handoff | None = None
@@ -126,7 +126,7 @@ class RunPosition:
 
 
 def read_position(
-    paths: RunPaths, root: RootRecord, live: Mapping[int, Record] | None = None
+    paths: RunPaths, root: RootRecord, live: Mapping[int, SegmentRecord] | None = None
 ) -> RunPosition:
     """Return where a run stands.
 
@@ -140,7 +140,7 @@ def read_position(
         if unread:
             return RunPosition(Found(None), None, live, damages=tuple(unread))
     deferred = root.choices.deferred
-    gradients, torn = dict[int, Record](), list[DamagedStoreError]()
+    gradients, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
     if deferred and root.commit_every == 1:
         gradients, torn = _finished_gradients(paths, root, live)
     versions = _versions(live)
@@ -185,9 +185,9 @@ def _going_back(paths: RunPaths) -> RunPosition:
 
 def _live_records(
     paths: RunPaths, root: RootRecord
-) -> tuple[dict[int, Record], list[DamagedStoreError]]:
+) -> tuple[dict[int, SegmentRecord], list[DamagedStoreError]]:
     """Return the records of the live slots, and what is wrong with others."""
-    records, damages = dict[int, Record](), list[DamagedStoreError]()
+    records, damages = dict[int, SegmentRecord](), list[DamagedStoreError]()
     for row in root.segments:
         k = row.segment
         held = held_segment(paths.run_dir, k)
@@ -209,10 +209,10 @@ def _live_records(
 
 
 def _finished_gradients(
-    paths: RunPaths, root: RootRecord, segments: Mapping[int, Record]
-) -> tuple[dict[int, Record], list[DamagedStoreError]]:
+    paths: RunPaths, root: RootRecord, segments: Mapping[int, SegmentRecord]
+) -> tuple[dict[int, SegmentRecord], list[DamagedStoreError]]:
     """Return the records of this model's finished gradients, and what is torn."""
-    records, torn = dict[int, Record](), list[DamagedStoreError]()
+    records, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
     for k in segments:
         try:
             record = read_kept(paths.gradient_record(k), k)
@@ -224,5 +224,5 @@ def _finished_gradients(
     return records, torn
 
 
-def _versions(records: Mapping[int, Record]) -> dict[int, int]:
+def _versions(records: Mapping[int, SegmentRecord]) -> dict[int, int]:
     return {k: int(record["version"]) for k, record in records.items()}

@@ -22,7 +22,7 @@ from swaptrain.store.disk.durable_files import (
     write_aside,
 )
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.schema import Name, Positive, Record, Text, Whole
+from swaptrain.store.format.schema import AtLeastOne, Name, Record, ShownText, Whole
 from swaptrain.store.paths import ASIDE, ZARR_JSON, RunPaths, link_text
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
@@ -37,8 +37,8 @@ class SnapshotRecord(Record):
     title: ClassVar[str] = "a snapshot's record"
     step: Whole
     fingerprint: Name
-    commit_every: Positive
-    slots: dict[Text, Text]
+    commit_every: AtLeastOne
+    slots: dict[ShownText, ShownText]
     """Names of the slots by segment, which the links repeat."""
 
 
