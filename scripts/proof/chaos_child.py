@@ -32,7 +32,8 @@ from swaptrain.config.schema import Config  # noqa: E402
 from swaptrain.plan.prepare import Prepared  # noqa: E402
 from swaptrain.program.instructions import Instruction, Operation  # noqa: E402
 from swaptrain.run.executor import Executor  # noqa: E402
-from swaptrain.run.open_run import OpenRun  # noqa: E402
+from swaptrain.run.signals import StopRequest  # noqa: E402
+from swaptrain.run.steps import Training  # noqa: E402
 
 
 class Log:
@@ -48,7 +49,7 @@ class Log:
 
     def install(self) -> None:
         """Follow the executor, and say when the store is open and when the run is at its end."""
-        execute, initialise, finish = Executor._execute, Executor.__init__, OpenRun.finish
+        execute, initialise, finish = Executor._execute, Executor.__init__, training.finish
 
         def executed(
             executor: Executor, position: int, instruction: Instruction, slabs: Any, state: Any,
@@ -69,13 +70,13 @@ class Log:
             self.write("open")
             initialise(executor, *arguments, observe=observed, **named)
 
-        def finished(run: OpenRun) -> None:
+        def finished(run: Training, stop: StopRequest) -> None:
             self.write("finish")
-            finish(run)
+            finish(run, stop)
 
         Executor._execute = executed  # type: ignore[method-assign]
         Executor.__init__ = initialised  # type: ignore[method-assign]
-        OpenRun.finish = finished  # type: ignore[method-assign]
+        training.finish = finished
 
 
 class Server:

@@ -1,6 +1,6 @@
-"""A run directory from its lock to its end: what a start may find, and the loop that trains.
+"""A run directory from its lock to its end.
 
-Enter at `open_run.OpenRun`, which puts a run together, at `steps`, which takes one step after
-another, and at `executor.Executor`, the one loop that carries out a step's instructions. May import
-`plan` and everything below it; only `verbs` imports this room.
+Read down: `run_directory` (lock, recorded config, root), `open_run` (store, data, forecast),
+`assemble` (all that trains), `steps` (one step after the other), `executor` (one instruction after
+the other), `finish`. May import every room but `verbs`.
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swaptrain.config.schema import Config
 from swaptrain.run.idle_rates import go_on_keys
 from swaptrain.run.signals import StopRequest
+from swaptrain.run.steps import Training
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
@@ -16,7 +18,7 @@ from swaptrain.store.read.run_position import read_position
 from swaptrain.store.slots.slot_bytes import copy_slot
 from swaptrain.store.slots.slots import Slots
 
-__all__ = ["finished_step", "finished_text", "separate_all"]
+__all__ = ["finish", "finished_step", "finished_text", "separate_all"]
 
 
 def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None:
@@ -33,6 +35,42 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
     position.decided()
     is_at_end = position.is_whole and not position.pending and position.done >= config.train.steps
     return position.done if is_at_end else None
+
+
+def finish(training: Training, stop: StopRequest) -> None:
+    """Delete what only training needs: spares, values, hand-offs.
+
+    A last step that is also a snapshot gets slots of its own first, so that it is on the disk
+    twice. A kill in the middle is completed by the next start, and so is a disk that cannot
+    delete everything now: the run is complete, so that is no failure.
+    """
+    training.commits.drain()
+    training.metrics.give_back()
+    if training.trees is not None:
+        training.trees.finish()
+    training.tier.close()
+    training.pool.trim()
+    separate_all(
+        training.slots,
+        list(training.plan.layouts.state),
+        training.io,
+        step=training.step - 1,
+        note=training.note,
+        stop=stop,
+    )
+    if training.values is not None:
+        training.values.close()
+    # On FUSE and NFS a file that is open while it is deleted stays, under another name.
+    training.io.close()
+    spill = RunPaths(training.config.run.dir).spill
+    try:
+        training.slots.delete_free()
+        shutil.rmtree(spill)
+    except OSError as error:
+        training.note(
+            f"{error.filename or spill} could not be deleted "
+            f"({error.strerror}): it is of no use any more. The same command deletes it, or you"
+        )
 
 
 def separate_all(

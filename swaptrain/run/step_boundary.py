@@ -22,7 +22,8 @@ class Boundary:
     one. Then it can be committed, whatever store.commit.every is.
     """
 
-    def __init__(self, stop: StopRequest, exports: ExportDoor) -> None:
+    def __init__(self, stop: StopRequest, exports: ExportDoor, step: int) -> None:
+        """Take who may want something; `step` is the first one that is done."""
         self._stop, self._exports = stop, exports
         self.committed: Callable[[], int] | None = None
         """With store.commit.every > 1: the step that the disk has."""
@@ -30,7 +31,8 @@ class Boundary:
         """Whether updates of the step before are still to be done, before a stop too."""
         self.whole: int | None = None
         """The step whose state is whole; None inside of a step."""
-        self._step, self._begun_s = 0, 0.0
+        self.step, self._begun_s = step, 0.0
+        """`step` is the one that runs, or the last one."""
         self._last_s: float | None = None
         stop.outlook = self._outlook
 
@@ -42,11 +44,11 @@ class Boundary:
     def begin(self, step: int) -> None:
         """Take note that a step begins."""
         self.whole = None
-        self._step, self._begun_s = step, time.monotonic()
+        self.step, self._begun_s = step, time.monotonic()
 
     def end(self, step: int) -> None:
         """Take note that the state is that of `step`: a stop may come from here on."""
-        if self._step == step and self.whole is None:
+        if self.step == step and self.whole is None:
             self._last_s = time.monotonic() - self._begun_s
         self.whole = step
         self._stop.release()
@@ -60,7 +62,7 @@ class Boundary:
     def _outlook(self) -> Outlook | None:
         if self.committed is None:
             if self.updates_left():
-                return Outlook(f"after {self._stop.what} and the updates of step {self._step - 1}")
+                return Outlook(f"after {self._stop.what} and the updates of step {self.step - 1}")
             return None
         if self.whole is not None:
             return None
@@ -69,7 +71,7 @@ class Boundary:
             left_s = max(0.0, self._last_s - (time.monotonic() - self._begun_s))
         if left_s <= _NEAR_S:
             about = f", in about {format_duration(left_s)}" if left_s >= 1 else ""
-            return Outlook(f"after step {self._step}{about}", hold=True)
+            return Outlook(f"after step {self.step}{about}", hold=True)
         first = self.committed() + 1
-        lost = f"step {first}" if first == self._step else f"steps {first} to {self._step}"
+        lost = f"step {first}" if first == self.step else f"steps {first} to {self.step}"
         return Outlook(f"after {self._stop.what} ({lost} will be done again)")

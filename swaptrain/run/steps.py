@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from swaptrain.compute.gradient_norms import step_loss
@@ -16,6 +16,7 @@ from swaptrain.config.schema import Config, OptimizerConfig
 from swaptrain.data.batches import Batches
 from swaptrain.durable.activations import KeptValues
 from swaptrain.durable.commits import Commits
+from swaptrain.durable.ledger import Ledger
 from swaptrain.durable.tree_commits import Trees
 from swaptrain.errors import StoppedBySignal
 from swaptrain.memory.slab import SlabPool
@@ -27,13 +28,13 @@ from swaptrain.program.durability import CommitUnit
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.run.executor import Executor, StepState, global_norm
-from swaptrain.run.going_on import going_on
-from swaptrain.run.resume import ResumePoint
+from swaptrain.run.resume import ResumePoint, going_on
 from swaptrain.run.step_boundary import Boundary
 from swaptrain.run.step_counters import Counters
 from swaptrain.spans import span
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.slots.recovery_rules import Action
+from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import Snapshots
 
 __all__ = ["Evaluation", "OptimizerChange", "Training"]
@@ -70,6 +71,7 @@ class Training:
     evaluation: Evaluation | None
     executor: Executor
     commits: Commits
+    slots: Slots
     tier: Tier
     pool: SlabPool
     io: DirectIO
@@ -85,18 +87,24 @@ class Training:
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
     change: OptimizerChange | None = None
     snapshots: Snapshots | None = None
-    step: int = 0
+    step: int = field(init=False)
     """The step that is being done, or the next one."""
+    _pending: tuple[int, ...] = field(init=False)
+    """Segments whose update waits for the norms of the whole step."""
+    _ledger: Ledger = field(init=False)
+    """Of the step before."""
+    _running: StepState | None = field(init=False, default=None)
+    """Of the program that runs, where it may do pending updates."""
+
+    def __post_init__(self) -> None:
+        decision = self.position.decision
+        self.step, self._pending = decision.step, decision.pending
+        self._ledger = self.position.ledger
+        self.boundary.updates_left = lambda: bool(self._updates_left())
+        self.boundary.committed = (lambda t=self.trees: t.step) if self.trees else None
 
     def run(self) -> None:
         """Run all steps that are left; when it returns, everything is durable and nothing pends."""
-        decision = self.position.decision
-        self._pending: tuple[int, ...] = decision.pending
-        self._ledger = self.position.ledger
-        self.step = decision.step
-        self._running: StepState | None = None
-        self.boundary.updates_left = lambda: bool(self._updates_left())
-        self.boundary.committed = (lambda t=self.trees: t.step) if self.trees else None
         try:
             if self.change is None:
                 self._finish_interrupted()

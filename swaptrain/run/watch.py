@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from swaptrain.observe.progress import Progress
@@ -10,6 +9,7 @@ from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.signals import StopRequest
+from swaptrain.run.step_boundary import Boundary
 
 __all__ = ["Watch"]
 
@@ -36,12 +36,12 @@ class Watch:
         stop: StopRequest,
         progress: Progress,
         segments: int,
-        step: Callable[[], int],
+        boundary: Boundary,
         trace: TraceFile | None = None,
     ) -> None:
-        """Take who is told; `step` returns the number of the step that runs."""
+        """Take who is told; `boundary` has the number of the step that runs."""
         self._stop, self._progress = stop, progress
-        self._segments, self._step, self._trace = segments, step, trace
+        self._segments, self._boundary, self._trace = segments, boundary, trace
 
     def begin(self, instruction: Instruction) -> None:
         """Say what a signal would wait for."""
@@ -54,7 +54,7 @@ class Watch:
         k = instruction.segment
         if k:
             phase = _PHASES[instruction.operation]
-            self._progress.tick(self._step(), phase, k - 1, self._segments)
+            self._progress.tick(self._boundary.step, phase, k - 1, self._segments)
         what = f"{instruction.operation} of segment {k}/{self._segments}"
         self._stop.check_after(what if k else "loading a batch")
 

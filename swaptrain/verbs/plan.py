@@ -6,12 +6,11 @@ from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.machine.speeds import Machine, known_machine
-from swaptrain.plan.choose import choose_plan
 from swaptrain.plan.disk_budget import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
+from swaptrain.plan.forecast import forecast
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.prepare import Prepared, recorded_config
 from swaptrain.plan.step_cost import price
-from swaptrain.plan.tier_overhead import with_tier_cost
 from swaptrain.program.cost import (
     StateBytes,
     break_even_tokens,
@@ -57,16 +56,13 @@ def plan(config: Config) -> PlanReport:
         needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
         spare = spare_bytes(needs, run_dir)
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
-        if timed is not None:
-            made = with_tier_cost(made, config, prepared.device)
-        made = choose_plan(made, config, timed, disk_bytes=spare)
-        if timed is not None and made.builder.saves:
-            made = with_tier_cost(made, config, prepared.device)
+        chosen = forecast(made, config, prepared.device, timed, disk_bytes=spare)
+        made = chosen.plan
         needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)
     commit_every = config.store.commit.every
     keeps_values = config.store.keeps_values
-    priced = price(made, config, found)
+    priced = chosen.price if timed is found else price(made, config, found)
     traffic = priced.traffic
     least = least_traffic_bytes(
         state,

@@ -8,28 +8,22 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError, RunError
+from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
 from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.observe.progress import Progress
 from swaptrain.plan.check_capture.check import check_capture
-from swaptrain.plan.prepare import Prepared, recorded_config
+from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.ram_budget import check_memory
 from swaptrain.program.instructions import Instruction
-from swaptrain.run.finish import finished_step, finished_text
-from swaptrain.run.go_back import complete_going_back, find_snapshot
+from swaptrain.run.finish import finish, finished_step, finished_text
+from swaptrain.run.go_back import find_snapshot
 from swaptrain.run.idle_rates import check_rates, steps_done
-from swaptrain.run.open_run import OpenRun
+from swaptrain.run.open_run import Start, open_run
 from swaptrain.run.os_failures import named_failures
-from swaptrain.run.run_names import check_files, check_own
+from swaptrain.run.run_directory import RunDirectory
 from swaptrain.run.signals import StopRequest
-from swaptrain.store.access.containment import check_contained
-from swaptrain.store.access.lock import RunLock
-from swaptrain.store.format.root import RootRecord, lost_root, read_root
-from swaptrain.store.paths import RunPaths
-from swaptrain.store.read.export_request import ExportDoor
-from swaptrain.store.slots.slot_disks import SlotDisks
+from swaptrain.store.format.root import RootRecord
 from swaptrain.store.slots.snapshots import list_snapshots
 
 __all__ = ["train"]
@@ -82,17 +76,8 @@ def _train(
     from_step: int | None,
     observe: Callable[[int, Instruction], None],
 ) -> None:
-    run_dir = config.run.dir
-    check_own(run_dir)
-    check_contained(run_dir)
-    cut_short = RunPaths(run_dir).starting_over.exists()
-    fresh = fresh or cut_short
-    if fresh:
-        check_files(run_dir)
-    recorded = None if fresh else recorded_config(run_dir)
-    if recorded is not None:
-        config = check_resume(recorded, config, accept_change=accept_change)
-    config = config.resolved()
+    directory = RunDirectory(config, fresh=fresh, accept_change=accept_change)
+    config = directory.config
     with (
         named_failures(config),
         Progress(host_budget_bytes=config.memory.host) as progress,
@@ -100,61 +85,49 @@ def _train(
         ExitStack() as held,
     ):
         # Before the model's capture, so that of two processes the second one is refused at once.
-        lock = held.enter_context(RunLock(run_dir, note=progress.note))
-        try:
-            if cut_short:
-                progress.note(
-                    f"{run_dir} was being started over when that was cut short: it goes on"
-                )
-            # An export of the run as it was is let read to its end.
-            ExportDoor(run_dir, progress.note).let_in(None, lambda: None)
-            if not fresh and recorded_config(run_dir) != recorded:
-                raise RunError(f"another process has just changed {run_dir}: run the command again")
-            if not fresh:
-                SlotDisks(run_dir, config.store.paths or ()).mend_links()
-            root = None if fresh else read_root(run_dir)
-            if root is None and not fresh and (lost := lost_root(run_dir)) is not None:
-                raise lost
-            if root is not None:
-                root = complete_going_back(run_dir, root, progress.note)
-            back_to = None
-            if from_step is not None:
-                back_to = find_snapshot(run_dir, root, from_step)
-            elif root is not None:
-                step = finished_step(run_dir, root, config)
-                if step is not None:
-                    if config.run.trace:
-                        progress.note("no step is left that run.trace could write of")
-                    progress.finish(finished_text(run_dir, step, config))
-                    return
-            done = steps_done(run_dir, root) if from_step is None else from_step
-            if idle := check_rates(config, done):
-                progress.note(idle)
-            prepared = Prepared(config, root, progress.note)
-            config = prepared.config
-            if root is not None:
-                _check_choices(run_dir, root, prepared, progress)
-            check_memory(config.memory.host, prepared.plan, progress.note)
-            if root is None:
-                check_capture(config, prepared, progress.note)
-        except BaseException:
-            lock.withdraw()
-            raise
-        before = recorded.resolved().optimizer if recorded is not None else None
-        try:
-            run = OpenRun(config, prepared, root, progress, stop, observe)
-            held.callback(run.close)
-            run.open(fresh=fresh, before=before, back_to=back_to)
-        except ConfigError:
-            lock.withdraw()
-            raise
+        held.enter_context(directory.locked(progress.note))
+        with directory.withdrawn_on(BaseException):
+            root = directory.open(progress.note)
+            start = _prepared(directory, root, from_step, progress)
+        if start is None:
+            return
+        with directory.withdrawn_on(ConfigError):
+            training = open_run(start, held, progress, stop, observe)
         # What was captured lives as long as the run: collections need not go through it again.
         gc.collect()
         gc.freeze()
         held.callback(gc.unfreeze)
-        run.training.run()
-        run.finish()
-        progress.finish(finished_text(run_dir, run.training.step - 1, config))
+        training.run()
+        finish(training, stop)
+        progress.finish(finished_text(directory.path, training.step - 1, start.config))
+
+
+def _prepared(
+    directory: RunDirectory, root: RootRecord | None, from_step: int | None, progress: Progress
+) -> Start | None:
+    """Capture and plan the model; None where all steps are done."""
+    config, run_dir, note = directory.config, directory.path, progress.note
+    back_to = None if from_step is None else find_snapshot(run_dir, root, from_step)
+    if back_to is None and root is not None:
+        step = finished_step(run_dir, root, config)
+        if step is not None:
+            if config.run.trace:
+                note("no step is left that run.trace could write of")
+            progress.finish(finished_text(run_dir, step, config))
+            return None
+    done = steps_done(run_dir, root) if from_step is None else from_step
+    if idle := check_rates(config, done):
+        note(idle)
+    prepared = Prepared(config, root, note)
+    config = prepared.config
+    if root is not None:
+        _check_choices(run_dir, root, prepared, progress)
+    check_memory(config.memory.host, prepared.plan, note)
+    if root is None:
+        check_capture(config, prepared, note)
+    recorded = directory.recorded
+    before = recorded.resolved().optimizer if recorded is not None else None
+    return Start(config, prepared, root, directory.fresh, before, back_to)
 
 
 def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:

@@ -24,7 +24,7 @@ from swaptrain.plan.dry_run import DryRun
 from swaptrain.plan.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.overlap import side_by_side
-from swaptrain.run import open_run
+from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from swaptrain.run.steps import Training
 from swaptrain.run.watch import Watch
@@ -124,7 +124,7 @@ def test_late_copies_change_no_bit(
             memory = slabs[key].tensor(torch.uint8, slabs[key].nbytes)
             assert stays or not late.reaches(memory), "it may not have reached its slab"
 
-    monkeypatch.setattr(open_run, "Executor", partial(Executor, computed=after_its_copies))
+    monkeypatch.setattr(assemble, "Executor", partial(Executor, computed=after_its_copies))
     _leave(monkeypatch, instructions=2)
     copied = trained(_config(tmp_path / "copied", model, settings))
     assert late.ahead > 0 and late.overlapped > 0

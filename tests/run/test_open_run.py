@@ -11,8 +11,9 @@ import pytest
 
 from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.errors import RunError
+from swaptrain.plan import forecast
 from swaptrain.plan.planner import Plan
-from swaptrain.run import open_run
+from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from tests.support.runs import config_of, losses, trained
 
@@ -43,7 +44,7 @@ def test_a_start_says_what_it_lets_a_kill_repeat(
     """Where it has chosen that itself, and the executor is told; the bits are the same."""
     plain = losses(trained(job(tmp_path / "plain", commit={"lag": 1})))
     assert NOTE not in capsys.readouterr().out
-    choose, lags = open_run.choose_plan, []
+    choose, lags = forecast.choose_plan, []
 
     def twice(*args: Any, **options: Any) -> Plan:
         return replace(choose(*args, **options), lag=2)
@@ -53,8 +54,8 @@ def test_a_start_says_what_it_lets_a_kill_repeat(
             lags.append(options["lag"])
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(open_run, "choose_plan", twice)
-    monkeypatch.setattr(open_run, "Executor", Told)
+    monkeypatch.setattr(forecast, "choose_plan", twice)
+    monkeypatch.setattr(assemble, "Executor", Told)
     assert losses(trained(job(tmp_path / "run", commit={"lag": said}))) == plain
     assert (NOTE in capsys.readouterr().out) == (said is None)
     assert lags == [2]
@@ -68,7 +69,7 @@ def test_where_no_room_can_be_reserved_it_recomputes(
     plain = losses(trained(job(tmp_path / "plain")))
     assert "recomputes" not in capsys.readouterr().out
     reserve, plans = SpillFiles.reserve_saved, []
-    choose = open_run.choose_plan
+    choose = forecast.choose_plan
 
     def refused(self: SpillFiles, saves: Collection[int]) -> None:
         if saves:
@@ -80,7 +81,7 @@ def test_where_no_room_can_be_reserved_it_recomputes(
         return plans[-1]
 
     monkeypatch.setattr(SpillFiles, "reserve_saved", refused)
-    monkeypatch.setattr(open_run, "choose_plan", chosen)
+    monkeypatch.setattr(forecast, "choose_plan", chosen)
     assert losses(trained(job(tmp_path / "run"))) == plain
     assert "the backward recomputes all that it needs: Disk quota" in capsys.readouterr().out
     assert [bool(plan.builder.saves) for plan in plans] == [True, False]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swaptrain.run import open_run
+from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.verbs.inspect_report import read_run
@@ -36,7 +36,7 @@ def stop_at(position: int, number: int, errors: Path, *, times: int = 1) -> Call
                 for _ in range(times):
                     os.kill(os.getpid(), number)
 
-        open_run.Executor = partial(Executor, computed=counted)  # type: ignore[misc,assignment]
+        assemble.Executor = partial(Executor, computed=counted)  # type: ignore[misc,assignment]
 
     return setup
 

@@ -18,10 +18,10 @@ from swaptrain.cli import main
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.machine.speeds import Machine, known_machine
+from swaptrain.plan import forecast
 from swaptrain.plan.planner import Plan, Planner
 from swaptrain.plan.step_cost import Price, price
 from swaptrain.program.cost import Disk, IOWork
-from swaptrain.run import open_run
 from swaptrain.units import MIB
 from swaptrain.verbs import plan as plan_module
 from swaptrain.verbs.plan import PlanReport, plan
@@ -133,7 +133,7 @@ def test_what_is_rehearsed_is_what_is_moved(
         prices.append(price(*args))
         return prices[-1]
 
-    monkeypatch.setattr(open_run, "price", noted)
+    monkeypatch.setattr(forecast, "price", noted)
     memory = {"host": "48MiB", "segment": "4MiB"}
     config = job(tmp_path, "llama", memory=memory, train={"steps": 6})
     train(config)

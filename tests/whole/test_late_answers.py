@@ -21,7 +21,7 @@ from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.errors import RunError
 from swaptrain.plan import prepare
 from swaptrain.program.instructions import Instruction, Operation
-from swaptrain.run import open_run
+from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from swaptrain.run.steps import Training
 from tests.support.matrix import proof_but
@@ -49,7 +49,7 @@ def test_a_gradient_that_is_not_finite_is_found_behind_its_copy(
     def noted(instruction: Instruction, _: Slabs) -> None:
         written.append(instruction)
 
-    monkeypatch.setattr(open_run, "Executor", partial(Executor, computed=noted))
+    monkeypatch.setattr(assemble, "Executor", partial(Executor, computed=noted))
     with pytest.raises(RunError, match=r"gradient of middle\.weight \(segment (\d)\)") as found:
         trained(config_of(tmp_path / "run", tree))
     segment = int(str(found.value).split("(segment ")[1][0])

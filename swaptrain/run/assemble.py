@@ -1,0 +1,206 @@
+"""Puts together what trains: memory, tier, commits, executor and steps, each one complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+import torch
+
+from swaptrain.compute.device import ComputeDevice
+from swaptrain.config.schema import Config
+from swaptrain.data import Batches
+from swaptrain.durable.activations import KeptValues
+from swaptrain.durable.commits import Commits
+from swaptrain.durable.disk_backing import DiskBacking
+from swaptrain.durable.tree_commits import Trees
+from swaptrain.memory.malloc import release, retain, set_apart
+from swaptrain.memory.slab import SlabPool
+from swaptrain.memory.tier import Tier
+from swaptrain.observe.memory_usage import resident_bytes
+from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.progress import Progress
+from swaptrain.observe.trace import TraceFile
+from swaptrain.plan.planner import Plan
+from swaptrain.plan.prepare import Prepared
+from swaptrain.plan.ram_budget import useful_bytes
+from swaptrain.program.instructions import Instruction
+from swaptrain.run.executor import Executor
+from swaptrain.run.memory_guard import BudgetGuard, OwnBytes
+from swaptrain.run.open_data import loss_weights
+from swaptrain.run.resume import find_resume_point
+from swaptrain.run.signals import StopRequest
+from swaptrain.run.step_boundary import Boundary
+from swaptrain.run.steps import Evaluation, OptimizerChange, Training
+from swaptrain.run.watch import Watch
+from swaptrain.store.disk.direct import DirectIO
+from swaptrain.store.format.root import RootRecord
+from swaptrain.store.paths import RunPaths
+from swaptrain.store.read.export_request import ExportDoor
+from swaptrain.store.slots.commit import Committer
+from swaptrain.store.slots.slots import Slots
+from swaptrain.store.slots.snapshots import Snapshots
+from swaptrain.units import format_duration, format_size
+
+__all__ = ["Parts", "assemble"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The store of a run and its data, open; and the forecast of its steps."""
+
+    root: RootRecord
+    slots: Slots
+    backing: DiskBacking
+    io: DirectIO
+    data: Batches
+    evaluation: Evaluation | None
+    change: OptimizerChange | None
+    floor_s: Callable[[int, int, float, float], float | None]
+    """As `Training` has it."""
+    expected_s: float | None
+    """Seconds of a step, as forecast; None where nothing is known of the machine."""
+
+
+def assemble(
+    config: Config,
+    prepared: Prepared,
+    parts: Parts,
+    held: ExitStack,
+    progress: Progress,
+    stop: StopRequest,
+    observe: Callable[[int, Instruction], None],
+) -> Training:
+    """Take the memory, find the position, and return what trains from there.
+
+    `held` gets what has to be closed: first the threads that write, then the files, then memory.
+    """
+    plan, device, paths = _measured_plan(prepared), prepared.device, RunPaths(config.run.dir)
+    slots, backing, root, note = parts.slots, parts.backing, parts.root, progress.note
+    pool = device.pool(plan.pool_bytes, useful_bytes=useful_bytes(plan))
+    guard = BudgetGuard(
+        pool,
+        base_bytes=plan.base_bytes,
+        host_bytes=config.memory.host,
+        least_bytes=plan.peaks.instruction_bytes,
+        own_bytes=OwnBytes(plan.captured, plan.measured),
+    )
+    tier = Tier(pool, backing, let_go=device.synchronize)
+    held.callback(_close_memory, device, tier, pool)
+    # Again, and before memory is given back: reads and writes that are under way use its slabs.
+    held.callback(parts.io.close)
+    committer = Committer(parts.io, slots)
+    backing.barrier = committer.drain
+    commits = Commits(
+        plan.layouts,
+        backing,
+        tier,
+        committer,
+        fingerprint=plan.captured.model.fingerprint,
+    )
+    position = find_resume_point(plan.layouts, slots, backing, root)
+    metrics = MetricsFile(paths.metrics)
+    held.callback(metrics.close)
+    values = None
+    if config.store.keeps_values:
+        values = KeptValues(backing, tier, parts.io)
+        held.callback(values.close)
+    held.callback(committer.close)
+    steps, keep = config.train.steps, config.store.keep
+    metrics.reserve(max(0, steps - position.decision.done))
+    trees = None
+    if config.store.commit.every > 1:
+        trees = Trees(
+            plan.layouts,
+            slots,
+            backing,
+            commits,
+            root,
+            last_step=steps,
+            keep_every=keep.every if keep is not None else None,
+        )
+    snapshots = None
+    if keep is not None:
+        segments = list(plan.layouts.state)
+        snapshots = Snapshots(slots, segments, every=keep.every, last=keep.last, root=root)
+    if prepared.weighting.matters:
+        note(str(prepared.weighting))
+    note(_summary(config, plan, parts))
+    count = len(plan.captured.model.segments)
+    progress.start(steps, position.decision.step, count)
+    trace = None
+    if config.run.trace:
+        note(f"writing what the next steps do when to {paths.trace} (run.trace)")
+        trace = TraceFile(paths.trace, config.run.trace, note)
+        held.callback(trace.close)
+    boundary = Boundary(stop, ExportDoor(config.run.dir, note), position.decision.step)
+    watch = Watch(stop, progress, count, boundary, trace)
+    executor = Executor(
+        tier,
+        plan.operations,
+        commits,
+        guard,
+        values=values,
+        lag=plan.lag,
+        begin=watch.begin,
+        tick=watch.tick,
+        observe=observe,
+    )
+    return Training(
+        config=config,
+        plan=plan,
+        data=parts.data,
+        weights=loss_weights(config, prepared, parts.data, note),
+        evaluation=parts.evaluation,
+        executor=executor,
+        commits=commits,
+        slots=slots,
+        tier=tier,
+        pool=pool,
+        io=parts.io,
+        metrics=metrics,
+        position=position,
+        trees=trees,
+        boundary=boundary,
+        values=values,
+        note=note,
+        report=watch.step_done,
+        floor_s=parts.floor_s,
+        change=parts.change,
+        snapshots=snapshots,
+    )
+
+
+def _measured_plan(prepared: Prepared) -> Plan:
+    """Return the plan with the base as it is now: what creation took is no part of the arena.
+
+    From here on the allocator keeps what it has.
+    """
+    release()
+    retain()
+    plan = replace(prepared.plan, base_bytes=resident_bytes())
+    set_apart(plan.saved_tensors)
+    return plan
+
+
+def _close_memory(device: ComputeDevice, tier: Tier, pool: SlabPool) -> None:
+    with suppress(torch.AcceleratorError):  # a device that failed has nothing under way
+        device.synchronize()
+    tier.close()
+    pool.trim()
+
+
+def _summary(config: Config, plan: Plan, parts: Parts) -> str:
+    model = plan.captured.model
+    reserved = parts.backing.files.saved_bytes(plan.builder.saves)
+    saved = f" ({format_size(reserved)} of disk are reserved for it)" if reserved else ""
+    expected_s = parts.expected_s
+    step = "" if expected_s is None else f", about {format_duration(expected_s)} a step"
+    return (
+        f"{model.parameter_count:,} parameters in {len(model.segments)} segments, of which "
+        f"{len(plan.builder.saves)} save what the others recompute{saved}{step}; "
+        f"base {format_size(plan.base_bytes)}, memory.host "
+        f"{format_size(config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "
+        f"{format_size(plan.arena_bytes)} for computing"
+    )
