@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -18,6 +19,8 @@ from swaptrain.units import exact_size
 
 __all__ = ["markdown"]
 
+_COLUMNS = 100
+"""Of prose; a row of a table is one line."""
 _HEAD = """\
 # Config reference
 
@@ -76,7 +79,7 @@ def markdown() -> str:
 
 def _section(name: str, section: type[BaseModel], level: int = 2) -> Iterator[str]:
     yield f"\n{'#' * level} `{name}`\n"
-    yield _prose(section.__doc__ or "") + "\n"
+    yield fill(_prose(section.__doc__ or ""), _COLUMNS) + "\n"
     yield _table(section, f"{name}.")
     for key, field in section.model_fields.items():
         inner = section_of(field.annotation)
