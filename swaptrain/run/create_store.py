@@ -136,7 +136,7 @@ class Creation:
             record = self._slots.live(k, tree="a" if trees else None).read_record(k)
         except DamagedStoreError:
             return False
-        return bool(record["version"] == 0 and record["fingerprint"] == self._model.fingerprint)
+        return record.version == 0 and record.fingerprint == self._model.fingerprint
 
     def _write_segment(self, k: int, initial: InitialWeights, *, trees: bool) -> None:
         layout = self._layouts.state[k]

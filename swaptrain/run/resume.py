@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -17,6 +16,7 @@ from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import RootRecord
+from swaptrain.store.format.state_record import FinishedRecord, SlotRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.run_position import Handoff, read_position
 from swaptrain.store.slots.recovery_rules import Decision
@@ -67,7 +67,7 @@ def find_resume_point(
         ledger = _ledger(records if run.found.gradients is None else finished, decision.step)
         return ResumePoint(decision, ledger, Ledger(), handoff)
     # The gradients' records have a step before the segments' own; a finished run has only these.
-    of_step = run.gradients and all(r["version"] == run.done for r in run.gradients.values())
+    of_step = run.gradients and all(r.version == run.done for r in run.gradients.values())
     ledger = _ledger(run.gradients if of_step else records, run.done)
     return ResumePoint(decision, ledger if decision.pending else Ledger(), ledger)
 
@@ -97,7 +97,7 @@ def going_on(
 
 def _live_record(
     k: int, layouts: Layouts, slots: Slots, backing: DiskBacking, root: RootRecord
-) -> Mapping[str, Any]:
+) -> SlotRecord:
     """Return the record of a segment's live slot, to which `backing` is pointed."""
     slot = slots.live(k)
     backing.point(k, slot)
@@ -113,7 +113,7 @@ def _checked_record(
     backing: DiskBacking,
     root: RootRecord,
     link: Path | None = None,
-) -> Mapping[str, Any]:
+) -> SlotRecord:
     """Return a slot's record, after a look at what it says of the slot's arrays."""
     try:
         record = slot.read_record(k, link=link)
@@ -121,23 +121,23 @@ def _checked_record(
         raise error.within(Where(segment=k)) from error
     _check_record(record, slot, layout, k, root)
     slot.check_files(record)
-    for name, sums in record["checksums"].items():
+    for name, sums in record.checksums.items():
         for key in layouts.state_keys(k, name):
             backing.found_live(key, sums)
     return record
 
 
 def _check_record(
-    record: Mapping[str, Any], slot: Slot, layout: SegmentLayout, k: int, root: RootRecord
+    record: SlotRecord, slot: Slot, layout: SegmentLayout, k: int, root: RootRecord
 ) -> None:
     """Raise DamagedStoreError unless a record is the model's, and laid out as the model is.
 
     The sizes of buffers and of reads come from the layout, so the disk must have the same.
     """
-    if record["fingerprint"] != root.fingerprint:
+    if record.fingerprint != root.fingerprint:
         text = "a slot belongs to another model"
         raise DamagedStoreError(text, segment=k, path=slot.record_path)
-    if record["table"] != layout.table() or record["checksums"].keys() != {
+    if [row.attributes() for row in record.table] != layout.table() or record.checksums.keys() != {
         array.name for array in layout.arrays
     }:
         raise DamagedStoreError(
@@ -158,19 +158,19 @@ def _check_record(
             )
 
 
-def _adopt(k: int, record: Mapping[str, Any], backing: DiskBacking) -> None:
+def _adopt(k: int, record: FinishedRecord, backing: DiskBacking) -> None:
     """Let a segment's gradient, and its buffers, be those that were kept.
 
     Raises DamagedStoreError where the record has other arrays than the segment.
     """
-    arrays = {name: len(sums) for name, sums in record["checksums"].items()}
+    arrays = {name: len(sums) for name, sums in record.checksums.items()}
     if arrays != backing.places.kept_arrays(k):
         raise DamagedStoreError(
             "what is kept of a segment has other arrays than the segment",
             segment=k,
             path=backing.files.record(k),
         )
-    for name, sums in record["checksums"].items():
+    for name, sums in record.checksums.items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
         backing.found_kept(key, sums)
@@ -181,15 +181,15 @@ def _handoff(
 ) -> dict[ObjectKey, list[int]]:
     handoff: dict[ObjectKey, list[int]] = {}
     for row in found.rows if found is not None else ():
-        key = ObjectKey(Kind.GRADIENT, row["name"], row["segment"], row["micro_batch"])
+        key = ObjectKey(Kind.GRADIENT, row.name, row.segment, row.micro_batch)
         if (
             key.name not in layouts.gradients
             or not backing.places.has_gradient(key)
-            or len(row["checksums"]) != layouts.gradients[key.name].chunks
+            or len(row.checksums) != layouts.gradients[key.name].chunks
             or key in handoff
         ):
             raise DamagedStoreError(f"a hand-off names {key}, which the model does not have")
-        handoff[key] = list(row["checksums"])
+        handoff[key] = list(row.checksums)
     return handoff
 
 
@@ -213,11 +213,11 @@ def _damage(
     return None
 
 
-def _ledger(records: Mapping[int, Mapping[str, Any]], step: int) -> Ledger:
+def _ledger(records: Mapping[int, FinishedRecord], step: int) -> Ledger:
     """Return what the records of one step say of it."""
     ledger = Ledger()
     for record in records.values():
-        if record["version"] == step:
-            ledger.norms.update(record["norms"])
-            ledger.losses.update(enumerate(record["losses"]))
+        if record.version == step:
+            ledger.norms.update(record.norms)
+            ledger.losses.update(enumerate(record.losses))
     return ledger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
 from swaptrain.store.format.root import read_buffers
+from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.read.held_segments import Held, check_held
@@ -125,11 +126,11 @@ class _Source:
     """A slot and its record."""
 
     slot: Slot
-    record: Mapping[str, Any]
+    record: SlotRecord
 
     def reader(self, array: str) -> ChunkReader:
-        checksums = self.record["checksums"].get(array)
-        segment = self.record["segment"]
+        checksums = self.record.checksums.get(array)
+        segment = self.record.segment
         if checksums is None:
             raise DamagedStoreError("an array has no checksums", segment=segment, array=array)
         return ChunkReader(self.slot.array(array), checksums, segment=segment)
@@ -196,12 +197,12 @@ def _refusal(run: Path, position: RunPosition) -> str:
 
 def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTensor]:
     for source in view.sources:
-        rows = source.record["table"]
-        remainders = {row["name"]: row for row in rows if role_of(row["array"]) is Role.REMAINDER}
+        rows = source.record.table
+        remainders = {row.name: row for row in rows if role_of(row.array) is Role.REMAINDER}
         for row in rows:
-            role = role_of(row["array"])
+            role = role_of(row.array)
             if role in (Role.WEIGHTS, Role.FROZEN):
-                yield _parameter(source, row, remainders.get(row["name"]), dtype)
+                yield _parameter(source, row, remainders.get(row.name), dtype)
             elif role is Role.BUFFERS:
                 yield _parameter(source, row, None, None)
     for name, value in read_buffers(run).items():
@@ -209,16 +210,16 @@ def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTens
 
 
 def _parameter(
-    source: _Source, row: dict[str, Any], remainder: dict[str, Any] | None, dtype: str | None
+    source: _Source, row: TableRow, remainder: TableRow | None, dtype: str | None
 ) -> StreamedTensor:
-    tensor = TensorSpec(row["name"], tuple(row["shape"]), tuple(row["stride"]), row["dtype"])
+    tensor = TensorSpec(row.name, row.shape, row.stride, row.dtype)
     target = dtype if dtype is not None and tensor.dtype in _FLOATING else tensor.dtype
 
     def pieces() -> Iterator[NDArray[Any]]:
-        upper = read_tensor(source.reader(row["array"]), tensor, row["offset"])
+        upper = read_tensor(source.reader(row.array), tensor, row.offset)
         if target == "float32" and remainder is not None:
             lower = TensorSpec(tensor.name, tensor.shape, tensor.stride, "uint16")
-            rest = read_tensor(source.reader(Role.REMAINDER.value), lower, remainder["offset"])
+            rest = read_tensor(source.reader(Role.REMAINDER.value), lower, remainder.offset)
             for high, low in zip(upper, rest, strict=True):
                 yield _join(high, low)
         else:

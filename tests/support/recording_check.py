@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from swaptrain.run.start_over import begun_otherwise
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.format.record import decode_record, read_record
 from swaptrain.store.format.root import read_root
+from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.recovery_rules import Action, Decision
 from swaptrain.store.slots.slot import Slot
@@ -116,7 +117,8 @@ def _identity(path: str, record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _contents(record: dict[str, Any]) -> tuple[Any, ...]:
-    return record["checksums"], record["losses"], record["norms"]
+    checksums = {name: list(sums) for name, sums in record["checksums"].items()}
+    return checksums, list(record["losses"]), record["norms"]
 
 
 @dataclass
@@ -209,9 +211,9 @@ def _look(job: Job, known: Known, found: Found) -> None:
     for k in plan.layouts.state:
         slot = backing.slot(k)
         record = slot.read_record(k)
-        found.versions[k] = int(record["version"])
-        if not known.same(slot.record_path, record):
-            found.wrong.append(f"segment {k} has other content of version {record['version']}")
+        found.versions[k] = record.version
+        if not known.same(slot.record_path, record.attributes()):
+            found.wrong.append(f"segment {k} has other content of version {record.version}")
         _verify_arrays(slot, record, found)
         _look_at_kept(backing.files.record(k), known, found)
     for location in backing.locations():
@@ -239,13 +241,13 @@ def _look_at_kept(path: Path, known: Known, found: Found) -> None:
 
 def _look_at_snapshot(k: int, slot: Slot, step: int, known: Known, found: Found) -> None:
     record = slot.read_record(k)
-    if record["version"] != step or not known.same(slot.record_path, record):
+    if record.version != step or not known.same(slot.record_path, record.attributes()):
         found.wrong.append(f"segment {k} of the snapshot of step {step} has other content")
     _verify_arrays(slot, record, found)
 
 
-def _verify_arrays(slot: Slot, record: Mapping[str, Any], found: Found) -> None:
-    for name, checksums in record["checksums"].items():
+def _verify_arrays(slot: Slot, record: SlotRecord, found: Found) -> None:
+    for name, checksums in record.checksums.items():
         _verify(slot.path / name, 0, checksums, None, found)
 
 

@@ -211,7 +211,7 @@ def test_a_mixture_of_steps_is_refused(jobs: Callable[[str], Job]) -> None:
     run = job.copy()
     (run / "spill").mkdir()
     slot = Slot((run / "store" / "segments" / "001").resolve())
-    slot.write_record({**slot.read_record(1), "version": 4096})
+    slot.write_record({**slot.read_record(1).attributes(), "version": 4096})
     with pytest.raises(DamagedStoreError, match="mixture"):
         job.resume()
     assert out_of_memory(MemoryError())

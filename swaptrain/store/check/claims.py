@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.check.scan import Chunk
+from swaptrain.store.format.state_record import FinishedRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot, frozen_slot
@@ -30,7 +30,7 @@ class Claim:
     """The slot, or the record's file."""
     stamp: object
     """Equal as long as the same record of the same slot names the same bytes."""
-    record: Mapping[str, Any] | None
+    record: FinishedRecord | None
     """None where it does not verify."""
     chunks: tuple[Chunk, ...]
     damages: tuple[DamagedStoreError, ...]
@@ -40,7 +40,7 @@ class Claim:
     @property
     def version(self) -> int | None:
         """The step after which the bytes are as they are."""
-        return None if self.record is None else int(self.record["version"])
+        return None if self.record is None else self.record.version
 
     @property
     def nbytes(self) -> int:
@@ -95,14 +95,14 @@ def slot_claim(
         record = slot.read_unfitted(segment, link=link)
     except DamagedStoreError as error:
         return damaged(error, _digest(slot.record_path))
-    if fingerprint is not None and record["fingerprint"] != fingerprint:
+    if fingerprint is not None and record.fingerprint != fingerprint:
         text = "a slot belongs to another model"
         return damaged(DamagedStoreError(text, path=slot.record_path), record)
     damages = tuple(slot.damaged_arrays(record))
     wrong = {error.array for error in damages}
     chunks = tuple(
         chunk
-        for name, sums in record["checksums"].items()
+        for name, sums in record.checksums.items()
         for chunk in _chunks(segment, path / name, sums, trusted=name not in wrong)
     )
     return Claim(title, segment, path, (path, record), record, chunks, damages, again)
@@ -112,7 +112,7 @@ def spilled_claim(
     title: str,
     segment: int,
     record_path: Path,
-    record: Mapping[str, Any],
+    record: FinishedRecord,
     arrays: Sequence[tuple[Path, int | None, Sequence[int]]],
     again: Callable[[], Claim | None],
 ) -> Claim:

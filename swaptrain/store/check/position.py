@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from swaptrain.store.check.claims import Claim, spilled_claim
+from swaptrain.store.format.state_record import FinishedRecord
 from swaptrain.store.paths import ZARR_JSON, RunPaths
-from swaptrain.store.read.run_position import Handoff, Phase, RunPosition, SegmentRecord
+from swaptrain.store.read.run_position import Handoff, Phase, RunPosition
 
 __all__ = ["needed_claims", "position_text"]
 
@@ -44,17 +45,16 @@ def _handoff_claim(paths: RunPaths, position: RunPosition, handoff: Handoff, aga
     path = paths.gradient_record(k) if deferred else paths.live_link(k) / ZARR_JSON
     record = (position.gradients if deferred else position.live)[k]
     arrays = [
-        (paths.spilled("gradients", row["name"]), row.get("row"), row["checksums"])
-        for row in handoff.rows
+        (paths.spilled("gradients", row.name), row.row, row.checksums) for row in handoff.rows
     ]
     return spilled_claim("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
 
 
-def _gradient_claim(paths: RunPaths, k: int, record: SegmentRecord, again: Again) -> Claim:
+def _gradient_claim(paths: RunPaths, k: int, record: FinishedRecord, again: Again) -> Claim:
     """Return the finished gradient of a segment, where it was spilled to, and its buffers."""
     arrays = [
         (paths.spilled("accumulators" if name == "gradient" else "kept", k) / name, None, sums)
-        for name, sums in record["checksums"].items()
+        for name, sums in record.checksums.items()
     ]
     path = paths.gradient_record(k)
     return spilled_claim("gradient", k, path, record, arrays, lambda: again("gradient", k))

@@ -10,11 +10,10 @@ for an older one would otherwise have good chunks overwritten with older ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -25,8 +24,8 @@ from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import allocate, flush_directory, run_error, write_aside
 from swaptrain.store.disk.io_buffers import io_buffer
-from swaptrain.store.format.checks import check_state
 from swaptrain.store.format.record import read_record
+from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
@@ -115,15 +114,14 @@ class _Mender:
                 return slot.record_path
         return None
 
-    def _copies(self, claim: Claim, step: int) -> Iterator[tuple[Slot, Mapping[str, Any]]]:
+    def _copies(self, claim: Claim, step: int) -> Iterator[tuple[Slot, SlotRecord]]:
         """Yield the other slots of a segment whose record is of that step, with the record."""
         for slot in (*(slot for slots in self._kept.values() for slot in slots), *self._live):
             try:
-                record = read_record(slot.record_path)
-                check_state(record, slot.record_path)
+                record = SlotRecord.read(slot.record_path)
             except DamagedStoreError:
                 continue
-            if slot.id != claim.path.name and (record["segment"], record["version"]) == (
+            if slot.id != claim.path.name and (record.segment, record.version) == (
                 claim.segment,
                 step,
             ):
@@ -144,9 +142,9 @@ class _Mender:
         return held.pop() if len(held) == 1 else None
 
 
-def _chunks(claim: Claim, record: Mapping[str, Any]) -> Iterator[tuple[None, Chunk]]:
+def _chunks(claim: Claim, record: SlotRecord) -> Iterator[tuple[None, Chunk]]:
     """Yield the chunks of a slot as another slot's record says that they are."""
-    for name, sums in record["checksums"].items():
+    for name, sums in record.checksums.items():
         for n, checksum in enumerate(sums):
             where = Where(claim.segment, name, n)
             yield None, Chunk(where, claim.path / name / "c" / str(n), checksum, None)
@@ -154,7 +152,9 @@ def _chunks(claim: Claim, record: Mapping[str, Any]) -> Iterator[tuple[None, Chu
 
 def _restore_metadata(path: Path, claim: Claim) -> Path | None:
     """Take over an array's zarr.json from any slot, spares too: it is known by its checksum."""
-    expected = (claim.record or {}).get("metadata", {}).get(path.parent.name)
+    if not isinstance(claim.record, SlotRecord):
+        return None
+    expected = claim.record.metadata.get(path.parent.name)
     for source in sorted(claim.path.parent.glob(f"*/{path.parent.name}/{ZARR_JSON}")):
         try:
             content = source.read_bytes()

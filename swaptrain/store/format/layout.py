@@ -99,8 +99,8 @@ class SegmentLayout:
         return [
             {
                 "name": entry.tensor.name,
-                "shape": list(entry.tensor.shape),
-                "stride": list(entry.tensor.stride),
+                "shape": entry.tensor.shape,
+                "stride": entry.tensor.stride,
                 "dtype": entry.tensor.dtype,
                 "array": array.name,
                 "offset": entry.offset,

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
-from swaptrain.store.format.checks import MOST_ELEMENTS, check_array_keys, plain_codecs
-from swaptrain.store.format.schema import Checksum, Record
+from swaptrain.store.format.array_metadata import ArrayMetadata
+from swaptrain.store.format.schema import MOST_ELEMENTS, Checksum, Record
 from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json
 
@@ -33,24 +33,23 @@ def check_static_array(folder: Path) -> None:
     """
     path = folder / ZARR_JSON
     try:
-        metadata = read_json(path, _MOST_METADATA_BYTES)
+        found = read_json(path, _MOST_METADATA_BYTES)
     except (OSError, ValueError) as error:
         raise DamagedStoreError(
             f"an array's metadata cannot be read: {error}", path=path
         ) from error
-    check_array_keys(metadata, path)
-    shape, dtype = metadata["shape"], metadata["data_type"]
-    grid = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    metadata = ArrayMetadata.checked(found, path, array=folder.name)
+    shape, grid = metadata.shape, metadata.chunk_shape
     if len(grid) != len(shape) or 0 in grid or prod(shape) > MOST_ELEMENTS:
-        raise DamagedStoreError(f"an array has the shape {shape} in chunks of {grid}", path=path)
-    if metadata["codecs"] not in plain_codecs(dtype):
-        raise DamagedStoreError("an array has other codecs than plain bytes", path=path)
+        text = f"an array has the shape {list(shape)} in chunks of {list(grid)}"
+        raise DamagedStoreError(text, path=path)
+    metadata.check_codecs(path)
     files = [file for file in folder.rglob("*") if file.is_file() and file != path]
     chunks = prod(-(-size // part) for size, part in zip(shape, grid, strict=True))
-    chunk_bytes = prod(grid) * ITEMSIZE[dtype]
+    chunk_bytes = prod(grid) * ITEMSIZE[metadata.data_type]
     if len(files) != chunks or any(file.stat().st_size != chunk_bytes for file in files):
         raise DamagedStoreError(
-            f"an array of shape {shape} has {chunks} chunks of {chunk_bytes} bytes, but its files "
-            "are others",
+            f"an array of shape {list(shape)} has {chunks} chunks of {chunk_bytes} bytes, but its "
+            "files are others",
             path=folder,
         )

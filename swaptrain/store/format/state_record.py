@@ -1,17 +1,149 @@
-"""What the record of a slot says: its keys in one place, for those who write and read it."""
+"""The records of a segment: of a slot, and of a finished gradient beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Protocol, Self
+
+from pydantic import AfterValidator, Field, model_validator
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.store.format.checks import check_kept
+from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.layout import SegmentLayout
-from swaptrain.store.format.record import read_record
+from swaptrain.store.format.schema import (
+    MOST_ELEMENTS,
+    ArrayName,
+    AtLeastOne,
+    Checksum,
+    Dtype,
+    Items,
+    Name,
+    Record,
+    Sizes,
+    Whole,
+)
 
-__all__ = ["blank_checksums", "read_kept", "state_record"]
+__all__ = ["FinishedRecord", "HandoffRow", "SlotRecord", "TableRow"]
+__all__ += ["blank_checksums", "read_finished", "state_record"]
+
+
+def _norm(found: float) -> float:
+    if found < 0:  # of NaN, which a gradient may have, this is false
+        raise ValueError("a norm is not negative")
+    return found
+
+
+class TableRow(Record):
+    """Place of a tensor in an array of its segment; offset and strides in elements."""
+
+    name: Name
+    shape: Sizes
+    stride: Sizes
+    dtype: Dtype
+    array: ArrayName
+    offset: Annotated[int, Field(ge=0, le=MOST_ELEMENTS)]
+
+    @property
+    def extent(self) -> int:
+        """Elements of memory from the first to the last element."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
+class HandoffRow(Record):
+    """A gradient that a commit handed on: where it lies, and its checksums."""
+
+    name: Name
+    segment: AtLeastOne
+    micro_batch: Whole
+    row: Whole | None = None
+    checksums: Items[Checksum]
+
+
+class _Handoff(Record):
+    gradients: Items[HandoffRow] = ()
+
+
+class FinishedRecord(Record):
+    """Record of a segment's finished gradient, of its buffers, and of a hand-off."""
+
+    title: ClassVar[str] = "a record"
+    segment: AtLeastOne
+    version: Whole
+    """The step after which the bytes are as they are."""
+    fingerprint: Name
+    checksums: dict[ArrayName, Items[Checksum]]
+    """Xxh3-64 of each chunk, by array."""
+    handoff: _Handoff
+    losses: Items[float]
+    """Of the step's micro-batches, as far as they are known."""
+    norms: dict[Name, Annotated[float, AfterValidator(_norm)]]
+    """Of the gradient of each parameter."""
+
+
+class SlotRecord(FinishedRecord):
+    """Record of a slot, with the table of what lies in it."""
+
+    table: Items[TableRow]
+    metadata: dict[ArrayName, Checksum] = Field(default_factory=dict)
+    """Xxh3-64 of the zarr.json of each array."""
+
+    @model_validator(mode="after")
+    def _fits_itself(self) -> Self:
+        for row in self.table:
+            sizes, strides = len(row.shape), len(row.stride)
+            if sizes != strides:
+                raise ValueError(f"{row.name} has {sizes} sizes and {strides} strides")
+            if row.array not in self.checksums:
+                raise ValueError(f"{row.name} lies in an array that has no checksums")
+        return self
+
+    def check_fit(self, arrays: Mapping[str, Shaped], path: Path) -> None:
+        """Raise DamagedStoreError unless arrays and tensors fit the arrays that are on the disk.
+
+        Each chunk has a checksum; each tensor lies inside its array, and no two tensors overlap.
+        """
+
+        def bad(text: str, array: str) -> DamagedStoreError:
+            return DamagedStoreError(text, segment=self.segment, array=array, path=path)
+
+        for name, sums in self.checksums.items():
+            found = arrays.get(name)
+            if found is None:
+                raise bad("an array is missing", name)
+            if len(sums) != found.chunks or found.rows is not None:
+                text = f"an array has {found.chunks} chunks, its record {len(sums)} checksums"
+                raise bad(text, name)
+        spans: dict[str, list[tuple[int, int, str]]] = {}
+        for row in self.table:
+            found, end = arrays[row.array], row.offset + row.extent
+            if row.dtype != found.dtype or prod(row.shape) > max(row.extent, 0):
+                what = f"{row.name}, {row.dtype} of {list(row.shape)}, is not laid out as it can be"
+                raise bad(what, row.array)
+            if end * ITEMSIZE[found.dtype] > found.chunk_bytes * found.chunks:
+                raise bad(f"{row.name} ends behind its array", row.array)
+            spans.setdefault(row.array, []).append((row.offset, end, row.name))
+        for name, places in spans.items():
+            for (_, end, before), (start, _, after) in pairwise(sorted(places)):
+                if start < end or before == after:
+                    raise bad(f"{before} and {after} overlap", name)
+
+
+class Shaped(Protocol):
+    """Anything that has the fields of an ArrayShape."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def chunk_bytes(self) -> int: ...
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def rows(self) -> int | None: ...
 
 
 def state_record(
@@ -25,10 +157,9 @@ def state_record(
     losses: Sequence[float] | None = None,
     norms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the attributes of a slot's record.
+    """Return the attributes of a slot's record, as `SlotRecord` has them.
 
-    `version` is the step after which the state is as it is; `checksums` has, by array, the xxh3-64
-    of each chunk; `handoff`, `losses` and `norms` are what else the step needs to go on from here.
+    `checksums` has, by array, the xxh3-64 of each chunk.
     """
     return {
         "segment": segment,
@@ -47,15 +178,14 @@ def blank_checksums(layout: SegmentLayout) -> dict[str, list[int]]:
     return {array.name: [2**64 - 1] * array.chunks for array in layout.arrays}
 
 
-def read_kept(path: Path, segment: int) -> dict[str, Any]:
-    """Return the record of what is kept of a segment beside its slot (`durable/commits.py`).
+def read_finished(path: Path, segment: int) -> FinishedRecord:
+    """Return the record of a segment's finished gradient (`durable/commits.py`).
 
     Raises DamagedStoreError when it is missing, torn, another segment's, or says what no such
     record can say.
     """
-    record = read_record(path)
-    check_kept(record, path)
-    if record["segment"] != segment:
-        text = f"the record of what is kept of a segment is one of segment {record['segment']}"
+    record = FinishedRecord.read(path)
+    if record.segment != segment:
+        text = f"the record of what is kept of a segment is one of segment {record.segment}"
         raise DamagedStoreError(text, segment=segment, path=path)
     return record

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.roles import Role, role_of
 from swaptrain.store.format.root import RootRecord
+from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot import Slot, frozen_slot
 
@@ -25,14 +25,14 @@ class Held:
     frozen: Slot | None
     link: Path | None = None
     """The live name that led to `state`."""
-    record: dict[str, Any] | None = None
+    record: SlotRecord | None = None
     """Of `state`, once it was read."""
-    frozen_record: dict[str, Any] | None = None
+    frozen_record: SlotRecord | None = None
 
     @property
     def version(self) -> int | None:
         """The step after which the state is as it is; None where nothing is ever updated."""
-        return None if self.record is None else int(self.record["version"])
+        return None if self.record is None else self.record.version
 
     def read(self) -> Held:
         """Return the same with its records.
@@ -81,12 +81,10 @@ def check_held(held: Held, root: RootRecord) -> None:
     for slot, record in ((held.state, held.record), (held.frozen, held.frozen_record)):
         if slot is None or record is None:
             continue
-        if record["fingerprint"] != root.fingerprint:
+        if record.fingerprint != root.fingerprint:
             raise DamagedStoreError("a slot belongs to another model", segment=k, path=slot.path)
         names.update(
-            row["name"]
-            for row in record["table"]
-            if role_of(row["array"]) in (Role.WEIGHTS, Role.FROZEN)
+            row.name for row in record.table if role_of(row.array) in (Role.WEIGHTS, Role.FROZEN)
         )
     missing = [name for name in root.segments[k - 1].parameters if name not in names]
     if missing:

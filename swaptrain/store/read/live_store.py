@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.root import RootRecord, read_root
+from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import TREES, RunPaths
 from swaptrain.store.read.held_segments import Held, check_held, held_segment
 
@@ -41,7 +40,7 @@ class LiveStore:
         return {one.segment: one.version for one in self.segments if one.version is not None}
 
     @property
-    def records(self) -> dict[int, Mapping[str, Any]]:
+    def records(self) -> dict[int, SlotRecord]:
         """The records of the live slots by segment: of those that have state."""
         return {one.segment: one.record for one in self.segments if one.record is not None}
 

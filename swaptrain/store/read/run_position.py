@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.format.going_back import GoingBackRecord
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.state_record import read_kept
+from swaptrain.store.format.state_record import FinishedRecord, HandoffRow, read_finished
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import held_segment
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
 
-__all__ = ["Handoff", "Phase", "RunPosition", "SegmentRecord", "read_position"]
-
-SegmentRecord = Mapping[str, Any]
+__all__ = ["Handoff", "Phase", "RunPosition", "read_position"]
 
 
 class Phase(StrEnum):
@@ -37,8 +34,7 @@ class Handoff:
     """Gradients that the commit of a segment handed on to the segments below it."""
 
     segment: int
-    rows: tuple[SegmentRecord, ...]
-    """Name, segment, micro-batch, row and checksums of each."""
+    rows: tuple[HandoffRow, ...]
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,9 @@ class RunPosition:
     """Versions of the live slots and of the finished gradients."""
     decision: Decision | None
     """What a start does first; None where the records fit no interruption."""
-    live: Mapping[int, SegmentRecord] = field(default_factory=dict)
+    live: Mapping[int, FinishedRecord] = field(default_factory=dict)
     """Records of the live slots by segment: of those that have state."""
-    gradients: Mapping[int, SegmentRecord] = field(default_factory=dict)
+    gradients: Mapping[int, FinishedRecord] = field(default_factory=dict)
     """Records of finished gradients that wait for an update, or waited for one; torn ones left
     out."""
     handoff: Handoff | None = None
@@ -126,7 +122,7 @@ class RunPosition:
 
 
 def read_position(
-    paths: RunPaths, root: RootRecord, live: Mapping[int, SegmentRecord] | None = None
+    paths: RunPaths, root: RootRecord, live: Mapping[int, FinishedRecord] | None = None
 ) -> RunPosition:
     """Return where a run stands.
 
@@ -140,7 +136,7 @@ def read_position(
         if unread:
             return RunPosition(Found(None), None, live, damages=tuple(unread))
     deferred = root.choices.deferred
-    gradients, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
+    gradients, torn = dict[int, FinishedRecord](), list[DamagedStoreError]()
     if deferred and root.commit_every == 1:
         gradients, torn = _finished_gradients(paths, root, live)
     versions = _versions(live)
@@ -160,8 +156,7 @@ def read_position(
     if last is None or position.decision is None or position.phase is not Phase.BACKWARD:
         return position
     commit = (live if finished is None else gradients)[last[0]]
-    rows = tuple(commit["handoff"].get("gradients", ()))
-    return replace(position, handoff=Handoff(last[0], rows))
+    return replace(position, handoff=Handoff(last[0], commit.handoff.gradients))
 
 
 def _decided(position: RunPosition, found: Found) -> RunPosition:
@@ -185,9 +180,9 @@ def _going_back(paths: RunPaths) -> RunPosition:
 
 def _live_records(
     paths: RunPaths, root: RootRecord
-) -> tuple[dict[int, SegmentRecord], list[DamagedStoreError]]:
+) -> tuple[dict[int, FinishedRecord], list[DamagedStoreError]]:
     """Return the records of the live slots, and what is wrong with others."""
-    records, damages = dict[int, SegmentRecord](), list[DamagedStoreError]()
+    records, damages = dict[int, FinishedRecord](), list[DamagedStoreError]()
     for row in root.segments:
         k = row.segment
         held = held_segment(paths.run_dir, k)
@@ -201,7 +196,7 @@ def _live_records(
         except DamagedStoreError as error:
             damages.append(error.within(Where(segment=k)))
             continue
-        if record["fingerprint"] != root.fingerprint:
+        if record.fingerprint != root.fingerprint:
             text = "a slot belongs to another model"
             damages.append(DamagedStoreError(text, segment=k, path=held.state.record_path))
         records[k] = record
@@ -209,20 +204,20 @@ def _live_records(
 
 
 def _finished_gradients(
-    paths: RunPaths, root: RootRecord, segments: Mapping[int, SegmentRecord]
-) -> tuple[dict[int, SegmentRecord], list[DamagedStoreError]]:
+    paths: RunPaths, root: RootRecord, segments: Mapping[int, FinishedRecord]
+) -> tuple[dict[int, FinishedRecord], list[DamagedStoreError]]:
     """Return the records of this model's finished gradients, and what is torn."""
-    records, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
+    records, torn = dict[int, FinishedRecord](), list[DamagedStoreError]()
     for k in segments:
         try:
-            record = read_kept(paths.gradient_record(k), k)
+            record = read_finished(paths.gradient_record(k), k)
         except DamagedStoreError as error:
             torn.append(error.within(Where(segment=k)))
             continue
-        if record["fingerprint"] == root.fingerprint:
+        if record.fingerprint == root.fingerprint:
             records[k] = record
     return records, torn
 
 
-def _versions(records: Mapping[int, SegmentRecord]) -> dict[int, int]:
-    return {k: int(record["version"]) for k, record in records.items()}
+def _versions(records: Mapping[int, FinishedRecord]) -> dict[int, int]:
+    return {k: record.version for k, record in records.items()}

@@ -16,8 +16,8 @@ from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import allocate, disk_errors, flush_file_system, run_error
+from swaptrain.store.format.array_metadata import array_shape
 from swaptrain.store.format.bfloat16 import register
-from swaptrain.store.format.checks import array_shape
 from swaptrain.store.format.layout import ArrayLayout
 from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,10 @@ from swaptrain.store.disk.durable_files import (
     flush_file_system,
     run_error,
 )
-from swaptrain.store.format.checks import check_state, check_table
 from swaptrain.store.format.layout import SegmentLayout
-from swaptrain.store.format.record import read_record, write_record
+from swaptrain.store.format.record import write_record
 from swaptrain.store.format.root import ensure_group, link_static
+from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 
@@ -57,7 +57,7 @@ class Slot:
             raise DamagedStoreError("an array is missing", array=name, path=self.path)
         return self.arrays[name]
 
-    def read_record(self, segment: int, *, link: Path | None = None) -> dict[str, Any]:
+    def read_record(self, segment: int, *, link: Path | None = None) -> SlotRecord:
         """Return what the record says; `link` is the name by which the slot is one of `segment`.
 
         Raises DamagedStoreError when it does not verify, is another segment's, or does not fit the
@@ -65,19 +65,18 @@ class Slot:
         """
         record = self.read_unfitted(segment, link=link)
         self.check_arrays(record)
-        check_table(record, self.arrays, self.record_path, segment)
+        record.check_fit(self.arrays, self.record_path)
         return record
 
-    def read_unfitted(self, segment: int, *, link: Path | None = None) -> dict[str, Any]:
+    def read_unfitted(self, segment: int, *, link: Path | None = None) -> SlotRecord:
         """Return the same without a look into the arrays, whose damage is told one by one then."""
-        record = read_record(self.record_path)
-        check_state(record, self.record_path)
-        if record["segment"] != segment:
+        record = SlotRecord.read(self.record_path)
+        if record.segment != segment:
             slot = "a segment's slot" if link is None else f"the slot that {link} leads to"
-            text = f"{slot} is one of segment {record['segment']}"
+            text = f"{slot} is one of segment {record.segment}"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
         held = {path.parent.name for path in self.path.glob(f"*/{ZARR_JSON}")}
-        if held and record["checksums"] and held.isdisjoint(record["checksums"]):
+        if held and record.checksums and held.isdisjoint(record.checksums):
             text = "a record names none of the arrays beside it: it is another slot's"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
         return record
@@ -98,20 +97,20 @@ class Slot:
             for name, files in self.arrays.items()
         }
 
-    def check_arrays(self, record: Mapping[str, Any]) -> None:
+    def check_arrays(self, record: SlotRecord) -> None:
         """Compare the arrays that are there with the record; raises DamagedStoreError."""
         for damage in self.damaged_arrays(record):
             raise damage
 
-    def check_files(self, record: Mapping[str, Any]) -> None:
+    def check_files(self, record: SlotRecord) -> None:
         """Look at the sizes of the chunk files, not at their bytes; raises DamagedStoreError.
 
         What is missing or cut short is found before anything is computed, and also where a run
         writes to a file before it would have read it.
         """
-        for name in record["checksums"]:
+        for name in record.checksums:
             for chunk, path in enumerate(self.array(name).files()):
-                of = Where(record["segment"], name, chunk)
+                of = Where(record.segment, name, chunk)
                 expected = self.array(name).chunk_bytes
                 try:
                     found = path.stat().st_size
@@ -124,12 +123,12 @@ class Slot:
                     text = f"a file of the store has {found:,} bytes instead of {expected:,}"
                     raise DamagedStoreError(text, path=path).within(of)
 
-    def damaged_arrays(self, record: Mapping[str, Any]) -> Iterator[DamagedStoreError]:
+    def damaged_arrays(self, record: SlotRecord) -> Iterator[DamagedStoreError]:
         """Yield what is wrong with the metadata of the arrays that the record names."""
-        for name, checksums in record["checksums"].items():
-            of = Where(record["segment"], name)
+        for name, checksums in record.checksums.items():
+            of = Where(record.segment, name)
             path = self.path / name / ZARR_JSON
-            expected = record.get("metadata", {}).get(name)
+            expected = record.metadata.get(name)
             try:
                 files = ArrayFiles.open(path.parent)
                 content = path.read_bytes()

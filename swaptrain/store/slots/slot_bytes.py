@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.io_buffers import io_buffer
+from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot
 
@@ -17,7 +17,7 @@ __all__ = ["copy_slot", "verify_slot"]
 def verify_slot(slot: Slot, io: DirectIO, *, segment: int, version: int) -> None:
     """Raise DamagedStoreError unless a slot holds `version` of the segment, whole."""
     record = _read_record(slot, segment, version)
-    for name, sums in record["checksums"].items():
+    for name, sums in record.checksums.items():
         for _ in _read(slot.array(name), sums, io, segment):
             pass
 
@@ -29,7 +29,7 @@ def copy_slot(source: Slot, target: Slot, io: DirectIO, *, segment: int, version
     DamagedStoreError when the source does not verify, RunError.
     """
     record = _read_record(source, segment, version)
-    for name, sums in record["checksums"].items():
+    for name, sums in record.checksums.items():
         files = target.array(name).files()
         for first, blocks in _read(source.array(name), sums, io, segment):
             futures = [
@@ -38,22 +38,22 @@ def copy_slot(source: Slot, target: Slot, io: DirectIO, *, segment: int, version
             ]
             for future in futures:
                 future.result()
-    target.write_record(record)
+    target.write_record(record.attributes())
 
 
-def _read_record(slot: Slot, segment: int, version: int) -> dict[str, Any]:
+def _read_record(slot: Slot, segment: int, version: int) -> SlotRecord:
     try:
         record = slot.read_record(segment)
     except DamagedStoreError as error:
         raise error.within(Where(segment)) from error
-    if record["version"] != version:
-        text = f"a slot should hold step {version} and holds step {record['version']}"
+    if record.version != version:
+        text = f"a slot should hold step {version} and holds step {record.version}"
         raise DamagedStoreError(text, segment=segment, path=slot.path)
     return record
 
 
 def _read(
-    array: ArrayFiles, sums: list[int], io: DirectIO, segment: int
+    array: ArrayFiles, sums: Sequence[int], io: DirectIO, segment: int
 ) -> Iterator[tuple[int, list[memoryview]]]:
     """Yield the chunks of an array, verified, as many at a time as there are threads.
 

@@ -112,7 +112,7 @@ class Snapshots:
         tree = self._slots.tree()
         held = {k: self._slots.live(k, tree=tree) for k in self._segments}
         for k, slot in held.items():
-            if slot.read_record(k)["version"] != step:
+            if slot.read_record(k).version != step:
                 raise DamagedStoreError(
                     f"a snapshot of step {step} cannot be made: the live state is of another step",
                     segment=k,

@@ -83,7 +83,7 @@ def test_readers_of_a_store_that_nothing_protects_get_a_whole_step_or_say_so(
             assert store is not None
             for live in store.segments:
                 assert live.state is not None and live.record is not None
-                sums = live.record["checksums"]["weights_float32"]
+                sums = live.record.checksums["weights_float32"]
                 array = live.state.array("weights_float32")
                 reader = ChunkReader(array, sums, segment=live.segment)
                 try:

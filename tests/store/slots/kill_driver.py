@@ -106,20 +106,20 @@ def recover(run: Path) -> tuple[int, int]:
         for k in (1, 2):
             slot = slots.live(k)
             record = slot.read_record(k)
-            versions.append(record["version"])
+            versions.append(record.version)
             buffer = aligned(ARRAY.nbytes)
             weights = slot.array("weights")
-            for future in weights.read(io, buffer, checksums=record["checksums"]["weights"]):
+            for future in weights.read(io, buffer, checksums=record.checksums["weights"]):
                 future.result()
             values = np.frombuffer(buffer, np.float32)
-            assert (values == record["version"] * 10 + k).all()
-            if gradients := record["handoff"]["gradients"]:
+            assert (values == record.version * 10 + k).all()
+            if gradients := record.handoff.gradients:
                 try:
                     for future in handoff(run).read(
-                        io, aligned(4096), row=0, checksums=gradients[0]["checksums"]
+                        io, aligned(4096), row=0, checksums=gradients[0].checksums
                     ):
                         future.result()
-                    handoffs.add((k, record["version"]))
+                    handoffs.add((k, record.version))
                 except DamagedStoreError:
                     continue  # being overwritten by the next step when that one was killed
     decision = decide(Found(tuple(versions), handoffs=frozenset(handoffs)))

@@ -46,9 +46,9 @@ def test_a_commit_is_read_back(store: SmallStore) -> None:
     for k in (1, 2):
         slot = store.slots.live(k)
         record = slot.read_record(k)
-        assert (record["segment"], record["version"]) == (k, 2)
+        assert (record.segment, record.version) == (k, 2)
         buffer = aligned(slot.array("weights").nbytes)
-        checksums = record["checksums"]["weights"]
+        checksums = record.checksums["weights"]
         for future in slot.array("weights").read(store.io, buffer, checksums=checksums):
             future.result()
         found = np.frombuffer(buffer, np.float32, 3000)

@@ -10,7 +10,7 @@ import pytest
 
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.layout import SegmentLayout
-from swaptrain.store.format.state_record import state_record
+from swaptrain.store.format.state_record import SlotRecord, state_record
 from swaptrain.store.slots.slots import Slots
 from tests.store.helpers import array, spec
 
@@ -77,8 +77,30 @@ def test_creation_completes_what_a_crash_left(tmp_path: Path) -> None:
     slot.write_record(record)
     slot.array("weights").files()[0].unlink()
     again = _slots(tmp_path).create(LAYOUT, 3, record_bytes=4096)[0]
-    assert again.read_record(1) == {**record, "metadata": slot.metadata}
+    assert again.read_record(1) == SlotRecord(**record, metadata=slot.metadata)
     assert again.array("weights").files()[0].stat().st_size == LAYOUT.arrays[0].chunk_bytes
+
+
+def test_a_record_that_is_read_and_written_again_keeps_its_bytes(tmp_path: Path) -> None:
+    """So that two slots of the same step have the same record, and one can restore the other."""
+    slot = _slots(tmp_path).create(LAYOUT, 1, record_bytes=4096)[0]
+    rows = [{"name": "x", "segment": 1, "micro_batch": 0, "row": 2, "checksums": [7]}]
+    sums = {"weights": [3] * LAYOUT.arrays[0].chunks}
+    slot.write_record(
+        state_record(
+            segment=1,
+            version=7,
+            fingerprint="t",
+            layout=LAYOUT,
+            checksums=sums,
+            handoff={"gradients": rows},
+            losses=[0.5, float("nan")],
+            norms={"w": float("inf")},
+        )
+    )
+    before = slot.record_path.read_bytes()
+    slot.write_record(slot.read_record(1).attributes())
+    assert slot.record_path.read_bytes() == before
 
 
 def test_several_disks_take_turns(tmp_path: Path) -> None:
