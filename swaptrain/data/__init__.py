@@ -1,4 +1,8 @@
-"""Text, tokens or any dataset become micro-batches, as a function of the step number."""
+"""Text, tokens or any dataset become micro-batches, as a function of the step number.
+
+Enter at `open_data` and `open_eval`, which give `Batches`. `sources` has the three kinds of data,
+`batches` which item comes when. May import `store.disk`, `store.paths`, `errors` and `units`.
+"""
 
 from __future__ import annotations
 

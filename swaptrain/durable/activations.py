@@ -14,12 +14,12 @@ from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.slots.commit import Write
 
-__all__ = ["KeptValues"]
+__all__ = ["Activations"]
 
 _VERIFYING_THREADS = 4
 
 
-class KeptValues:
+class Activations:
     """Writes what each forward makes to its place in the spill, and its checksum to the journal.
 
     Nothing is flushed: after a kill the kernel has all of it, after a power loss what does not

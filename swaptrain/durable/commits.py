@@ -113,7 +113,7 @@ class Commits:
         future = self._committer.commit(k, slot, record, states, switch=False)
         self._tier.saving(made.objects, future)
 
-    def keep(
+    def finish_gradient(
         self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
         """Make a segment's finished gradient durable beside its slot, when its update is deferred.
@@ -124,13 +124,13 @@ class Commits:
         path = self._backing.files.record(k)
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
         handed_on = self.handoff.take(made)
-        own = [self._backing.keep_write(key, slabs[key]) for key in keys]
+        own = [self._backing.finished_write(key, slabs[key]) for key in keys]
         writes = [*own, *handed_on.writes]
 
         def record(checksums: Checksums) -> dict[str, Any]:
             self._note([], checksums, writes)
             sums, rest = checksums.handoff[: len(keys)], checksums.handoff[len(keys) :]
-            return kept_record(
+            return finished_record(
                 k,
                 version,
                 self._fingerprint,
@@ -204,7 +204,7 @@ def record_bytes(
     rows = [
         handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches) for key in handoff
     ]
-    kept = kept_record(k, number, fingerprint, checksums, losses, norms, rows)
+    finished = finished_record(k, number, fingerprint, checksums, losses, norms, rows)
     state = state_record(
         segment=k,
         version=number,
@@ -215,10 +215,10 @@ def record_bytes(
         losses=losses,
         norms=norms,
     )
-    return max(record_size(kept), record_size(state))
+    return max(record_size(finished), record_size(state))
 
 
-def kept_record(
+def finished_record(
     k: int,
     version: int,
     fingerprint: str,

@@ -172,9 +172,9 @@ class DiskBacking:
         """Note a write of an object, for which the next one to the same place has to wait."""
         self._location(key).writing = (future,)
 
-    def keep_write(self, key: ObjectKey, slab: Slab) -> Write:
+    def finished_write(self, key: ObjectKey, slab: Slab) -> Write:
         """Return the write that keeps a segment's finished gradient, or its buffers."""
-        files = self.places.kept(key)
+        files = self.places.finished(key)
         # No barrier: the commits before, that of the update that took the last gradient among
         # them, are durable when the committer's thread comes to this write.
         self._claim(files.place(None))
@@ -224,9 +224,9 @@ class DiskBacking:
         """Take over what an earlier process handed on, or saved of a forward."""
         self._move(key, "spill", *self.saved_place(key)).checksums = checksums
 
-    def found_kept(self, key: ObjectKey, checksums: Sequence[int]) -> None:
+    def found_finished(self, key: ObjectKey, checksums: Sequence[int]) -> None:
         """Take over what an earlier process kept with a finished gradient."""
-        self._move(key, "keep", self.places.kept(key), None).checksums = checksums
+        self._move(key, "keep", self.places.finished(key), None).checksums = checksums
 
     def locations(self) -> Iterable[Location]:
         """Return the records of the objects that were asked for or found, for a look at them."""

@@ -57,8 +57,8 @@ class ObjectPlaces:
         files = self._files.all(folder, f"{key.segment:03d}")
         return next(f for f in files if f.name == key.name)
 
-    def kept(self, key: ObjectKey) -> ArrayFiles:
-        """Return the files of a segment's finished gradient, or of the buffers kept with it."""
+    def finished(self, key: ObjectKey) -> ArrayFiles:
+        """Return the files of a segment's finished gradient, or of the buffers beside it."""
         if key.kind is Kind.ACCUMULATOR:
             return self._files.of("accumulators", f"{key.segment:03d}")
         return self._array("kept", key)
@@ -83,8 +83,8 @@ class ObjectPlaces:
             return False
         return key.micro_batch < self._micro_batches
 
-    def kept_arrays(self, segment: int) -> dict[str, int]:
-        """Return the chunks of each array that is kept of a segment, by name."""
+    def finished_arrays(self, segment: int) -> dict[str, int]:
+        """Return the chunks of each array beside a finished gradient, by name."""
         arrays = {
             array.name: array.chunks
             for array in self._layouts.state[segment].arrays

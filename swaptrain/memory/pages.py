@@ -23,7 +23,7 @@ class PagePool(SlabPool):
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__(budget_bytes)
-        self._kept: dict[Mapping, None] = {}  # the longest unused first
+        self._unused: dict[Mapping, None] = {}  # the longest unused first
         self._shells: dict[Mapping, None] = {}  # free and without pages
         self._most_shells = _MOST_SHELLS if address_space_bytes() is None else 0
 
@@ -31,7 +31,7 @@ class PagePool(SlabPool):
     def held_bytes(self) -> int:
         """Bytes that are resident: in use and kept for reuse."""
         with self._lock:
-            return self.live_bytes + self._kept_bytes()
+            return self.live_bytes + self._unused_bytes()
 
     def join(self, nbytes: int, most_bytes: int) -> bool:
         """Do nothing: pages go to where they are missing."""
@@ -50,8 +50,8 @@ class PagePool(SlabPool):
         Nothing is made resident before what it takes the place of is given back, so at no time is
         more resident than the budget. Raises OSError (ENOMEM).
         """
-        mapping = self._kept_of(nbytes) or self._mapping(nbytes)
-        self._kept.pop(mapping, None)
+        mapping = self._unused_of(nbytes) or self._mapping(nbytes)
+        self._unused.pop(mapping, None)
         self._shells.pop(mapping, None)
         if mapping.is_resident:
             return mapping
@@ -70,17 +70,17 @@ class PagePool(SlabPool):
 
     def _free(self, place: SlabMemory) -> None:
         assert isinstance(place, Mapping), "`_place` gives these"
-        self._kept[place] = None
+        self._unused[place] = None
 
     def _shrink(self) -> None:
         self._release(max(0, self.budget_bytes - self._used_bytes))
 
-    def _kept_bytes(self) -> int:
-        return sum(mapping.resident_bytes for mapping in self._kept)
+    def _unused_bytes(self) -> int:
+        return sum(mapping.resident_bytes for mapping in self._unused)
 
     def _release(self, keep_bytes: int) -> None:
         """Give pages of free mappings back until at most `keep_bytes` of them remain."""
-        excess_bytes = self._kept_bytes() - keep_bytes
+        excess_bytes = self._unused_bytes() - keep_bytes
         for mapping in self._donors() if excess_bytes > 0 else ():
             had_bytes = mapping.resident_bytes
             mapping.drop_pages(excess_bytes)
@@ -91,12 +91,12 @@ class PagePool(SlabPool):
 
     def _donors(self) -> list[Mapping]:
         """Return what is free: first what has lost pages already, then the longest unused."""
-        return sorted(self._kept, key=lambda mapping: mapping.is_resident)
+        return sorted(self._unused, key=lambda mapping: mapping.is_resident)
 
     def _put_aside(self, mapping: Mapping) -> None:
         """Take note that a free mapping has lost pages."""
         if not mapping.resident_bytes:
-            del self._kept[mapping]
+            del self._unused[mapping]
             self._shells[mapping] = None
             self._drop_shells(self._most_shells)
 
@@ -106,16 +106,16 @@ class PagePool(SlabPool):
             del self._shells[mapping]
             mapping.close()
 
-    def _kept_of(self, nbytes: int) -> Mapping | None:
+    def _unused_of(self, nbytes: int) -> Mapping | None:
         """Return the mapping of this size, of those not in use, that has most of its pages."""
-        fitting = [mapping for mapping in reversed(self._kept) if mapping.nbytes == nbytes]
+        fitting = [mapping for mapping in reversed(self._unused) if mapping.nbytes == nbytes]
         if fitting:
             return max(fitting, key=lambda mapping: mapping.resident_bytes)
         return next((mapping for mapping in self._shells if mapping.nbytes == nbytes), None)
 
     def _move_pages(self, mapping: Mapping, keep_bytes: int) -> None:
         """Take what a mapping lacks from free ones; from whole ones only where one has to go."""
-        full = self._kept_bytes() > keep_bytes
+        full = self._unused_bytes() > keep_bytes
         for donor in self._donors():
             if mapping.is_resident or (donor.is_resident and not full):
                 return

@@ -11,7 +11,7 @@ import torch
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.config.schema import Config
 from swaptrain.data import Batches
-from swaptrain.durable.activations import KeptValues
+from swaptrain.durable.activations import Activations
 from swaptrain.durable.commits import Commits
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.tree_commits import Trees
@@ -90,7 +90,14 @@ def assemble(
     held.callback(_close_memory, device, tier, pool)
     # Again, and before memory is given back: reads and writes that are under way use its slabs.
     held.callback(parts.io.close)
+    # Files are closed after the threads that write to them, whenever they were opened.
+    files = held.enter_context(ExitStack())
+    values = None
+    if config.store.keeps_values:
+        values = Activations(backing, tier, parts.io)
+        held.callback(values.close)
     committer = Committer(parts.io, slots)
+    held.callback(committer.close)
     backing.barrier = committer.drain
     commits = Commits(
         plan.layouts,
@@ -101,12 +108,7 @@ def assemble(
     )
     position = find_resume_point(plan.layouts, slots, backing, root)
     metrics = MetricsFile(paths.metrics)
-    held.callback(metrics.close)
-    values = None
-    if config.store.keeps_values:
-        values = KeptValues(backing, tier, parts.io)
-        held.callback(values.close)
-    held.callback(committer.close)
+    files.callback(metrics.close)
     steps, keep = config.train.steps, config.store.keep
     metrics.reserve(max(0, steps - position.decision.done))
     trees = None
@@ -133,7 +135,7 @@ def assemble(
     if config.run.trace:
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")
         trace = TraceFile(paths.trace, config.run.trace, note)
-        held.callback(trace.close)
+        files.callback(trace.close)
     boundary = Boundary(stop, ExportDoor(config.run.dir, note), position.decision.step)
     watch = Watch(stop, progress, count, boundary, trace)
     executor = Executor(

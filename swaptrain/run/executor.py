@@ -16,7 +16,7 @@ from torch import Tensor
 from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.compute.gradient_norms import GradientNorms, clip_coefficient, mean_loss, total_norm
 from swaptrain.compute.operations import Operations, Slabs
-from swaptrain.durable.activations import KeptValues
+from swaptrain.durable.activations import Activations
 from swaptrain.durable.commits import Commits
 from swaptrain.durable.ledger import Ledger
 from swaptrain.errors import NotFiniteError, StoppedBySignal
@@ -92,7 +92,7 @@ class Executor:
         commits: Commits,
         guard: BudgetGuard,
         *,
-        values: KeptValues | None = None,
+        values: Activations | None = None,
         lag: int = 1,
         begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
@@ -284,7 +284,7 @@ class Executor:
             assert self._values is not None
             self._values.save(made.objects, slabs, state.step)
         elif operation is Operation.NORMS:
-            self._commits.keep(instruction, made, slabs, state.step, state.ledger)
+            self._commits.finish_gradient(instruction, made, slabs, state.step, state.ledger)
         else:
             ledger = state.update_ledger or state.ledger
             commits = self._commits

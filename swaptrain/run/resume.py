@@ -164,7 +164,7 @@ def _adopt(k: int, record: FinishedRecord, backing: DiskBacking) -> None:
     Raises DamagedStoreError where the record has other arrays than the segment.
     """
     arrays = {name: len(sums) for name, sums in record.checksums.items()}
-    if arrays != backing.places.kept_arrays(k):
+    if arrays != backing.places.finished_arrays(k):
         raise DamagedStoreError(
             "what is kept of a segment has other arrays than the segment",
             segment=k,
@@ -173,7 +173,7 @@ def _adopt(k: int, record: FinishedRecord, backing: DiskBacking) -> None:
     for name, sums in record.checksums.items():
         gradient = name == "gradient"
         key = ObjectKey(Kind.ACCUMULATOR if gradient else Kind.STATE, name, k)
-        backing.found_kept(key, sums)
+        backing.found_finished(key, sums)
 
 
 def _handoff(

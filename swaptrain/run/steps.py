@@ -14,7 +14,7 @@ from swaptrain.compute.weighting.counts import LossWeights
 from swaptrain.compute.weighting.held_out import HeldOutWeights
 from swaptrain.config.schema import Config, OptimizerConfig
 from swaptrain.data.batches import Batches
-from swaptrain.durable.activations import KeptValues
+from swaptrain.durable.activations import Activations
 from swaptrain.durable.commits import Commits
 from swaptrain.durable.ledger import Ledger
 from swaptrain.durable.tree_commits import Trees
@@ -79,7 +79,7 @@ class Training:
     position: ResumePoint
     trees: Trees | None
     boundary: Boundary
-    values: KeptValues | None
+    values: Activations | None
     """Keeps what forwards make; None where a killed run is to make it again."""
     note: Callable[[str], None]
     report: Callable[[StepMetrics], None]

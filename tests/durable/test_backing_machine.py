@@ -317,7 +317,7 @@ class BackingMachine(RuleBasedStateMachine):
         for key in keys:
             self.bring(key)
             self.wait_for(key)
-        writes = [self.backing.keep_write(key, self.slabs[key]) for key in keys]
+        writes = [self.backing.finished_write(key, self.slabs[key]) for key in keys]
         content = self.bytes_of(SUMS[k - 1])
 
         def end() -> None:

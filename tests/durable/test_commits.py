@@ -68,12 +68,12 @@ def test_no_buffer_changes_while_it_is_written(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every write, though slow, finds in its buffer what was there when it was asked for."""
-    original, original_keep_write = DirectIO.write, DiskBacking.keep_write
+    original, original_keep_write = DirectIO.write, DiskBacking.finished_write
     promised: dict[int, int] = {}
     changed: list[Path] = []
     lock = threading.Lock()
 
-    def keep_write(self: DiskBacking, key: ObjectKey, slab: Slab) -> Write:
+    def finished_write(self: DiskBacking, key: ObjectKey, slab: Slab) -> Write:
         if key.kind is Kind.ACCUMULATOR:
             # Its write begins later, on the committer's thread.
             promised[address(slab.memory)] = xxhash.xxh3_64_intdigest(slab.memory)
@@ -107,7 +107,7 @@ def test_no_buffer_changes_while_it_is_written(
         return future
 
     monkeypatch.setattr(DirectIO, "write", write)
-    monkeypatch.setattr(DiskBacking, "keep_write", keep_write)
+    monkeypatch.setattr(DiskBacking, "finished_write", finished_write)
     config = config_of(tmp_path / "run", MODES[mode])
     trained(config)
     assert not changed

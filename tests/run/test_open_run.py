@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from swaptrain.durable.spill_files import SpillFiles
-from swaptrain.errors import RunError
+from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.plan import forecast
 from swaptrain.plan.planner import Plan
 from swaptrain.run import assemble
@@ -85,3 +87,17 @@ def test_where_no_room_can_be_reserved_it_recomputes(
     assert losses(trained(job(tmp_path / "run"))) == plain
     assert "the backward recomputes all that it needs: Disk quota" in capsys.readouterr().out
     assert [bool(plan.builder.saves) for plan in plans] == [True, False]
+
+
+def test_a_start_that_finds_damage_leaves_no_thread(tmp_path: Path) -> None:
+    """It is found when threads write already: each of them is ended."""
+    config = job(tmp_path / "run")
+    trained(config)
+    link = next((config.run.dir / "store" / "segments").iterdir())
+    chunk = next(link.glob("*/c/0"))
+    os.truncate(chunk, 100)
+    again = job(tmp_path / "run")
+    again = again.model_copy(update={"train": again.train.model_copy(update={"steps": 3})})
+    with pytest.raises(DamagedStoreError, match="100 bytes instead of"):
+        trained(again)
+    assert [t.name for t in threading.enumerate() if t.name.startswith("swaptrain")] == []

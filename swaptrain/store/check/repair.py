@@ -70,11 +70,11 @@ class _Mender:
             for link in sorted(self._paths.segments().glob("*"))
             if link.is_symlink()
         ]
-        self._kept: dict[int, list[Slot]] = {}
+        self._snapshots: dict[int, list[Slot]] = {}
         """The slots of each snapshot, by its step, the newest first."""
         for snapshot in reversed(list_snapshots(run_dir)):
             with suppress(DamagedStoreError):
-                self._kept[snapshot.step] = list(snapshot.slots.values())
+                self._snapshots[snapshot.step] = list(snapshot.slots.values())
 
     def restore(self, finding: Finding) -> Path | str | None:
         """Restore one file; return where its bytes are from, None where there is no copy."""
@@ -116,7 +116,7 @@ class _Mender:
 
     def _copies(self, claim: Claim, step: int) -> Iterator[tuple[Slot, SlotRecord]]:
         """Yield the other slots of a segment whose record is of that step, with the record."""
-        for slot in (*(slot for slots in self._kept.values() for slot in slots), *self._live):
+        for slot in (*(slot for slots in self._snapshots.values() for slot in slots), *self._live):
             try:
                 record = SlotRecord.read(slot.record_path)
             except DamagedStoreError:
@@ -133,7 +133,7 @@ class _Mender:
         That is the step of the snapshot that holds it, or that of all the other live slots.
         """
         slot = Slot(self._paths.slot(claim.path.name))
-        held = {step for step, slots in self._kept.items() if slot in slots}
+        held = {step for step, slots in self._snapshots.items() if slot in slots}
         if not held and slot in self._live:
             for other in self._live:
                 with suppress(DamagedStoreError):
