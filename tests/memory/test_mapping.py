@@ -90,14 +90,15 @@ def test_pages_of_both_sizes_move_and_need_not_be_zeroed(monkeypatch: pytest.Mon
 
 
 def test_moving_takes_no_more_memory_than_the_larger_one() -> None:
+    # A process that has run other tests may take a huge page meanwhile; a copy would take twenty.
     spare = [filled(16 * HUGE, mark) for mark in range(4)]
     before_bytes = resident_bytes()
     small = moved(20 * HUGE, spare)
-    assert resident_bytes() <= before_bytes - 44 * HUGE + NOISE
+    assert resident_bytes() <= before_bytes - 44 * HUGE + 4 * HUGE
     large = moved(50 * HUGE, [small])
-    assert resident_bytes() <= before_bytes - 14 * HUGE + NOISE
+    assert resident_bytes() <= before_bytes - 14 * HUGE + 4 * HUGE
     large.view()[:] = 7
-    assert resident_bytes() <= before_bytes - 14 * HUGE + NOISE
+    assert resident_bytes() <= before_bytes - 14 * HUGE + 4 * HUGE
 
 
 @pytest.mark.parametrize("nbytes", [PAGE_BYTES, HUGE - PAGE_BYTES, HUGE, 5 * HUGE + 3 * PAGE_BYTES])
