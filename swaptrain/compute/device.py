@@ -164,6 +164,10 @@ def load_libraries(device: torch.device) -> None:
     the first segment needs. Raises ConfigError where the device has no memory.
     """
     if device.type == "cpu":
+        # At its first backward autograd starts a thread for each device. Without a GPU, torch's
+        # CUDA build claims eight of them once a model was captured, and then no forked process
+        # may use autograd: so the first backward comes before that.
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
         return
     try:
         for dtype in (torch.float32, torch.bfloat16):
