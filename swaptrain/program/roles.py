@@ -42,5 +42,7 @@ def role_of(array: str) -> Role:
     The only place that reads it from a name: on the disk there is nothing else, and names of
     optimizers' state are the optimizer's own.
     """
-    stem = array.partition("_")[0]
-    return next((role for role in Role if role.value == stem), Role.OPTIMIZER)
+    return _BY_STEM.get(array.partition("_")[0], Role.OPTIMIZER)
+
+
+_BY_STEM = {role.value: role for role in Role if role is not Role.OPTIMIZER}

@@ -16,7 +16,7 @@ from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.state_record import FinishedRecord, SlotRecord
+from swaptrain.store.format.state_record import SegmentRecord, SlotRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.run_position import Handoff, read_position
 from swaptrain.store.slots.recovery_rules import Decision
@@ -158,7 +158,7 @@ def _check_record(
             )
 
 
-def _adopt(k: int, record: FinishedRecord, backing: DiskBacking) -> None:
+def _adopt(k: int, record: SegmentRecord, backing: DiskBacking) -> None:
     """Let a segment's gradient, and its buffers, be those that were kept.
 
     Raises DamagedStoreError where the record has other arrays than the segment.
@@ -213,7 +213,7 @@ def _damage(
     return None
 
 
-def _ledger(records: Mapping[int, FinishedRecord], step: int) -> Ledger:
+def _ledger(records: Mapping[int, SegmentRecord], step: int) -> Ledger:
     """Return what the records of one step say of it."""
     ledger = Ledger()
     for record in records.values():

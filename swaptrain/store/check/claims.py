@@ -11,7 +11,7 @@ import xxhash
 
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.check.scan import Chunk
-from swaptrain.store.format.state_record import FinishedRecord
+from swaptrain.store.format.state_record import SegmentRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot, frozen_slot
@@ -30,7 +30,7 @@ class Claim:
     """The slot, or the record's file."""
     stamp: object
     """Equal as long as the same record of the same slot names the same bytes."""
-    record: FinishedRecord | None
+    record: SegmentRecord | None
     """None where it does not verify."""
     chunks: tuple[Chunk, ...]
     damages: tuple[DamagedStoreError, ...]
@@ -112,7 +112,7 @@ def spilled_claim(
     title: str,
     segment: int,
     record_path: Path,
-    record: FinishedRecord,
+    record: SegmentRecord,
     arrays: Sequence[tuple[Path, int | None, Sequence[int]]],
     again: Callable[[], Claim | None],
 ) -> Claim:

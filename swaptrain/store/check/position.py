@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from swaptrain.store.check.claims import Claim, spilled_claim
-from swaptrain.store.format.state_record import FinishedRecord
+from swaptrain.store.format.state_record import SegmentRecord
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.read.run_position import Handoff, Phase, RunPosition
 
@@ -50,7 +50,7 @@ def _handoff_claim(paths: RunPaths, position: RunPosition, handoff: Handoff, aga
     return spilled_claim("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
 
 
-def _gradient_claim(paths: RunPaths, k: int, record: FinishedRecord, again: Again) -> Claim:
+def _gradient_claim(paths: RunPaths, k: int, record: SegmentRecord, again: Again) -> Claim:
     """Return the finished gradient of a segment, where it was spilled to, and its buffers."""
     arrays = [
         (paths.spilled("accumulators" if name == "gradient" else "kept", k) / name, None, sums)

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, Field
 
 from swaptrain.errors import DamagedStoreError
 from swaptrain.program.tensors import ITEMSIZE
@@ -53,7 +53,7 @@ class ArrayMetadata(_Section):
     """Metadata of any array of a store, one key at a time."""
 
     title: ClassVar[str] = "an array's metadata"
-    zarr_format: Literal[3]
+    zarr_format: Annotated[int, Field(ge=3, le=3)]
     node_type: Literal["array"]
     data_type: Dtype
     shape: Sizes

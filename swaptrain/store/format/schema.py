@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from swaptrain.errors import DamagedStoreError
@@ -19,7 +19,7 @@ from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.record import encode_record, read_record
 
 __all__ = ["MOST_ELEMENTS", "PRINTABLE", "ArrayName", "Checksum", "Dtype", "Items", "Name"]
-__all__ += ["AtLeastOne", "Record", "ShownText", "Sizes", "Whole"]
+__all__ += ["AtLeastOne", "Number", "Record", "ShownText", "Sizes", "Whole"]
 
 MOST_ELEMENTS = 2**48
 """Of one tensor or array: more than any disk holds."""
@@ -35,6 +35,16 @@ Items = Annotated[tuple[T, ...], Field(strict=False), FailFast()]
 """A JSON array; the first bad item ends the check, since there may be millions."""
 Whole = Annotated[int, Field(ge=0, le=_MOST_NUMBER)]
 AtLeastOne = Annotated[int, Field(ge=1, le=_MOST_NUMBER)]
+
+
+def _bounded(found: object) -> object:
+    if isinstance(found, int) and abs(found) >= _MOST_NUMBER:
+        raise ValueError("more than a whole number in place of a float has")
+    return found
+
+
+Number = Annotated[float, BeforeValidator(_bounded)]
+"""A float, or a whole number: JSON's 1.0 may have been written as 1."""
 Checksum = Annotated[int, Field(ge=0, le=2**64 - 1)]
 """xxh3-64."""
 ShownText = Annotated[str, Field(max_length=1024, pattern=PRINTABLE)]

@@ -21,12 +21,13 @@ from swaptrain.store.format.schema import (
     Dtype,
     Items,
     Name,
+    Number,
     Record,
     Sizes,
     Whole,
 )
 
-__all__ = ["FinishedRecord", "HandoffRow", "SlotRecord", "TableRow"]
+__all__ = ["HandoffRow", "SegmentRecord", "SlotRecord", "TableRow"]
 __all__ += ["blank_checksums", "read_finished", "state_record"]
 
 
@@ -68,8 +69,8 @@ class _Handoff(Record):
     gradients: Items[HandoffRow] = ()
 
 
-class FinishedRecord(Record):
-    """Record of a segment's finished gradient, of its buffers, and of a hand-off."""
+class SegmentRecord(Record):
+    """Record of a segment; as it is, that of a finished gradient, with the buffers beside it."""
 
     title: ClassVar[str] = "a record"
     segment: AtLeastOne
@@ -79,13 +80,13 @@ class FinishedRecord(Record):
     checksums: dict[ArrayName, Items[Checksum]]
     """Xxh3-64 of each chunk, by array."""
     handoff: _Handoff
-    losses: Items[float]
+    losses: Items[Number]
     """Of the step's micro-batches, as far as they are known."""
-    norms: dict[Name, Annotated[float, AfterValidator(_norm)]]
+    norms: dict[Name, Annotated[Number, AfterValidator(_norm)]]
     """Of the gradient of each parameter."""
 
 
-class SlotRecord(FinishedRecord):
+class SlotRecord(SegmentRecord):
     """Record of a slot, with the table of what lies in it."""
 
     table: Items[TableRow]
@@ -178,13 +179,13 @@ def blank_checksums(layout: SegmentLayout) -> dict[str, list[int]]:
     return {array.name: [2**64 - 1] * array.chunks for array in layout.arrays}
 
 
-def read_finished(path: Path, segment: int) -> FinishedRecord:
+def read_finished(path: Path, segment: int) -> SegmentRecord:
     """Return the record of a segment's finished gradient (`durable/commits.py`).
 
     Raises DamagedStoreError when it is missing, torn, another segment's, or says what no such
     record can say.
     """
-    record = FinishedRecord.read(path)
+    record = SegmentRecord.read(path)
     if record.segment != segment:
         text = f"the record of what is kept of a segment is one of segment {record.segment}"
         raise DamagedStoreError(text, segment=segment, path=path)

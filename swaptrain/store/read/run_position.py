@@ -14,7 +14,7 @@ from enum import StrEnum
 from swaptrain.errors import DamagedStoreError, Where
 from swaptrain.store.format.going_back import GoingBackRecord
 from swaptrain.store.format.root import RootRecord
-from swaptrain.store.format.state_record import FinishedRecord, HandoffRow, read_finished
+from swaptrain.store.format.state_record import HandoffRow, SegmentRecord, read_finished
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.held_segments import held_segment
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
@@ -45,9 +45,9 @@ class RunPosition:
     """Versions of the live slots and of the finished gradients."""
     decision: Decision | None
     """What a start does first; None where the records fit no interruption."""
-    live: Mapping[int, FinishedRecord] = field(default_factory=dict)
+    live: Mapping[int, SegmentRecord] = field(default_factory=dict)
     """Records of the live slots by segment: of those that have state."""
-    gradients: Mapping[int, FinishedRecord] = field(default_factory=dict)
+    gradients: Mapping[int, SegmentRecord] = field(default_factory=dict)
     """Records of finished gradients that wait for an update, or waited for one; torn ones left
     out."""
     handoff: Handoff | None = None
@@ -122,7 +122,7 @@ class RunPosition:
 
 
 def read_position(
-    paths: RunPaths, root: RootRecord, live: Mapping[int, FinishedRecord] | None = None
+    paths: RunPaths, root: RootRecord, live: Mapping[int, SegmentRecord] | None = None
 ) -> RunPosition:
     """Return where a run stands.
 
@@ -136,7 +136,7 @@ def read_position(
         if unread:
             return RunPosition(Found(None), None, live, damages=tuple(unread))
     deferred = root.choices.deferred
-    gradients, torn = dict[int, FinishedRecord](), list[DamagedStoreError]()
+    gradients, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
     if deferred and root.commit_every == 1:
         gradients, torn = _finished_gradients(paths, root, live)
     versions = _versions(live)
@@ -180,9 +180,9 @@ def _going_back(paths: RunPaths) -> RunPosition:
 
 def _live_records(
     paths: RunPaths, root: RootRecord
-) -> tuple[dict[int, FinishedRecord], list[DamagedStoreError]]:
+) -> tuple[dict[int, SegmentRecord], list[DamagedStoreError]]:
     """Return the records of the live slots, and what is wrong with others."""
-    records, damages = dict[int, FinishedRecord](), list[DamagedStoreError]()
+    records, damages = dict[int, SegmentRecord](), list[DamagedStoreError]()
     for row in root.segments:
         k = row.segment
         held = held_segment(paths.run_dir, k)
@@ -204,10 +204,10 @@ def _live_records(
 
 
 def _finished_gradients(
-    paths: RunPaths, root: RootRecord, segments: Mapping[int, FinishedRecord]
-) -> tuple[dict[int, FinishedRecord], list[DamagedStoreError]]:
+    paths: RunPaths, root: RootRecord, segments: Mapping[int, SegmentRecord]
+) -> tuple[dict[int, SegmentRecord], list[DamagedStoreError]]:
     """Return the records of this model's finished gradients, and what is torn."""
-    records, torn = dict[int, FinishedRecord](), list[DamagedStoreError]()
+    records, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
     for k in segments:
         try:
             record = read_finished(paths.gradient_record(k), k)
@@ -219,5 +219,5 @@ def _finished_gradients(
     return records, torn
 
 
-def _versions(records: Mapping[int, FinishedRecord]) -> dict[int, int]:
+def _versions(records: Mapping[int, SegmentRecord]) -> dict[int, int]:
     return {k: record.version for k, record in records.items()}

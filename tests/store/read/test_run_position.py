@@ -17,7 +17,7 @@ from swaptrain.run.resume import find_resume_point
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.record import encode_record
 from swaptrain.store.format.root import RootRecord, create_root, read_root
-from swaptrain.store.format.state_record import FinishedRecord
+from swaptrain.store.format.state_record import SegmentRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.run_position import Phase, RunPosition, read_position
 from swaptrain.store.slots.slots import Slots
@@ -40,7 +40,7 @@ def written(
     **root: Any,
 ) -> RunPosition:
     """Return the position by these versions; those of gradients are written, None as torn."""
-    live = {k: FinishedRecord(**record(k, v)) for k, v in enumerate(versions, 1) if v is not None}
+    live = {k: SegmentRecord(**record(k, v)) for k, v in enumerate(versions, 1) if v is not None}
     choices = {"deferred": gradients is not None}
     table = small_root(len(versions), choices=choices, **root)
     for k, version in enumerate(gradients or (), 1):
