@@ -19,7 +19,7 @@ from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.record import encode_record, read_record
 
 __all__ = ["MOST_ELEMENTS", "PRINTABLE", "ArrayName", "Checksum", "Dtype", "Items", "Name"]
-__all__ += ["AtLeastOne", "Number", "Record", "ShownText", "Sizes", "Whole"]
+__all__ += ["AtLeastOne", "JsonNumber", "Record", "ShownText", "Sizes", "Whole"]
 
 MOST_ELEMENTS = 2**48
 """Of one tensor or array: more than any disk holds."""
@@ -43,7 +43,7 @@ def _bounded(found: object) -> object:
     return found
 
 
-Number = Annotated[float, BeforeValidator(_bounded)]
+JsonNumber = Annotated[float, BeforeValidator(_bounded)]
 """A float, or a whole number: JSON's 1.0 may have been written as 1."""
 Checksum = Annotated[int, Field(ge=0, le=2**64 - 1)]
 """xxh3-64."""

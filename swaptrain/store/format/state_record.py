@@ -20,8 +20,8 @@ from swaptrain.store.format.schema import (
     Checksum,
     Dtype,
     Items,
+    JsonNumber,
     Name,
-    Number,
     Record,
     Sizes,
     Whole,
@@ -80,9 +80,9 @@ class SegmentRecord(Record):
     checksums: dict[ArrayName, Items[Checksum]]
     """Xxh3-64 of each chunk, by array."""
     handoff: _Handoff
-    losses: Items[Number]
+    losses: Items[JsonNumber]
     """Of the step's micro-batches, as far as they are known."""
-    norms: dict[Name, Annotated[Number, AfterValidator(_norm)]]
+    norms: dict[Name, Annotated[JsonNumber, AfterValidator(_norm)]]
     """Of the gradient of each parameter."""
 
 
