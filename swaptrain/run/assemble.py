@@ -76,20 +76,9 @@ def assemble(
 
     `held` gets what has to be closed: first the threads that write, then the files, then memory.
     """
-    plan, device, paths = _measured_plan(prepared), prepared.device, RunPaths(config.run.dir)
-    slots, backing, root, note = parts.slots, parts.backing, parts.root, progress.note
-    pool = device.pool(plan.pool_bytes, useful_bytes=useful_bytes(plan))
-    guard = BudgetGuard(
-        pool,
-        base_bytes=plan.base_bytes,
-        host_bytes=config.memory.host,
-        least_bytes=plan.peaks.instruction_bytes,
-        own_bytes=OwnBytes(plan.captured, plan.measured),
-    )
-    tier = Tier(pool, backing, let_go=device.synchronize)
-    held.callback(_close_memory, device, tier, pool)
-    # Again, and before memory is given back: reads and writes that are under way use its slabs.
-    held.callback(parts.io.close)
+    plan, paths, note = _measured_plan(prepared), RunPaths(config.run.dir), progress.note
+    slots, backing = parts.slots, parts.backing
+    pool, tier = _memory(plan, parts, prepared.device, held)
     # Files are closed after the threads that write to them, whenever they were opened.
     files = held.enter_context(ExitStack())
     values = None
@@ -99,50 +88,29 @@ def assemble(
     committer = Committer(parts.io, slots)
     held.callback(committer.close)
     backing.barrier = committer.drain
-    commits = Commits(
-        plan.layouts,
-        backing,
-        tier,
-        committer,
-        fingerprint=plan.captured.model.fingerprint,
-    )
-    position = find_resume_point(plan.layouts, slots, backing, root)
+    fingerprint = plan.captured.model.fingerprint
+    commits = Commits(plan.layouts, backing, tier, committer, fingerprint=fingerprint)
+    position = find_resume_point(plan.layouts, slots, backing, parts.root)
     metrics = MetricsFile(paths.metrics)
     files.callback(metrics.close)
-    steps, keep = config.train.steps, config.store.keep
-    metrics.reserve(max(0, steps - position.decision.done))
-    trees = None
-    if config.store.commit.every > 1:
-        trees = Trees(
-            plan.layouts,
-            slots,
-            backing,
-            commits,
-            root,
-            last_step=steps,
-            keep_every=keep.every if keep is not None else None,
-        )
-    snapshots = None
-    if keep is not None:
-        segments = list(plan.layouts.state)
-        snapshots = Snapshots(slots, segments, every=keep.every, last=keep.last, root=root)
+    metrics.reserve(max(0, config.train.steps - position.decision.done))
     if prepared.weighting.matters:
         note(str(prepared.weighting))
     note(_summary(config, plan, parts))
-    count = len(plan.captured.model.segments)
-    progress.start(steps, position.decision.step, count)
+    segments = len(plan.captured.model.segments)
+    progress.start(config.train.steps, position.decision.step, segments)
     trace = None
     if config.run.trace:
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")
         trace = TraceFile(paths.trace, config.run.trace, note)
         files.callback(trace.close)
     boundary = Boundary(stop, ExportDoor(config.run.dir, note), position.decision.step)
-    watch = Watch(stop, progress, count, boundary, trace)
+    watch = Watch(stop, progress, segments, boundary, trace)
     executor = Executor(
         tier,
         plan.operations,
         commits,
-        guard,
+        _guard(config, plan, pool),
         values=values,
         lag=plan.lag,
         begin=watch.begin,
@@ -163,15 +131,67 @@ def assemble(
         io=parts.io,
         metrics=metrics,
         position=position,
-        trees=trees,
+        trees=_trees(config, plan, parts, commits),
         boundary=boundary,
         values=values,
         note=note,
         report=watch.step_done,
         floor_s=parts.floor_s,
         change=parts.change,
-        snapshots=snapshots,
+        snapshots=_snapshots(config, plan, parts),
     )
+
+
+def _memory(
+    plan: Plan, parts: Parts, device: ComputeDevice, held: ExitStack
+) -> tuple[SlabPool, Tier]:
+    """Take the pool of slabs, and put the tier over it."""
+    pool = device.pool(plan.pool_bytes, useful_bytes=useful_bytes(plan))
+    tier = Tier(pool, parts.backing, let_go=device.synchronize)
+    held.callback(_close_memory, device, tier, pool)
+    # Again, and before memory is given back: reads and writes that are under way use its slabs.
+    held.callback(parts.io.close)
+    return pool, tier
+
+
+def _close_memory(device: ComputeDevice, tier: Tier, pool: SlabPool) -> None:
+    with suppress(torch.AcceleratorError):  # a device that failed has nothing under way
+        device.synchronize()
+    tier.close()
+    pool.trim()
+
+
+def _guard(config: Config, plan: Plan, pool: SlabPool) -> BudgetGuard:
+    return BudgetGuard(
+        pool,
+        base_bytes=plan.base_bytes,
+        host_bytes=config.memory.host,
+        least_bytes=plan.peaks.instruction_bytes,
+        own_bytes=OwnBytes(plan.captured, plan.measured),
+    )
+
+
+def _trees(config: Config, plan: Plan, parts: Parts, commits: Commits) -> Trees | None:
+    """Return what commits the store as a whole; None where each segment is committed by itself."""
+    if config.store.commit.every == 1:
+        return None
+    keep = config.store.keep
+    return Trees(
+        plan.layouts,
+        parts.slots,
+        parts.backing,
+        commits,
+        parts.root,
+        last_step=config.train.steps,
+        keep_every=keep.every if keep is not None else None,
+    )
+
+
+def _snapshots(config: Config, plan: Plan, parts: Parts) -> Snapshots | None:
+    keep, segments = config.store.keep, list(plan.layouts.state)
+    if keep is None:
+        return None
+    return Snapshots(parts.slots, segments, every=keep.every, last=keep.last, root=parts.root)
 
 
 def _measured_plan(prepared: Prepared) -> Plan:
@@ -184,13 +204,6 @@ def _measured_plan(prepared: Prepared) -> Plan:
     plan = replace(prepared.plan, base_bytes=resident_bytes())
     set_apart(plan.saved_tensors)
     return plan
-
-
-def _close_memory(device: ComputeDevice, tier: Tier, pool: SlabPool) -> None:
-    with suppress(torch.AcceleratorError):  # a device that failed has nothing under way
-        device.synchronize()
-    tier.close()
-    pool.trim()
 
 
 def _summary(config: Config, plan: Plan, parts: Parts) -> str:
