@@ -57,7 +57,7 @@ def encode_record(attributes: Mapping[str, Any], size_bytes: int | None = None) 
 def decode_record(content: bytes, path: Path) -> dict[str, Any]:
     """Return the attributes of a record; raises DamagedStoreError when it does not verify.
 
-    What the attributes say is for `store.schema` to check.
+    What the attributes say is for `store.format.schema` to check.
     """
     rest = content[_REST_START:]
     if content[:_REST_START] != _HEAD + _digest(rest):
