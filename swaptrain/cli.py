@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from swaptrain.config.load import load_config
 from swaptrain.config.paths import expand_argument
@@ -21,6 +21,9 @@ from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, Sw
 from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.durable_files import run_error
+
+if TYPE_CHECKING:
+    from swaptrain.verbs.export import Form
 
 __all__ = ["SPIN_COUNT", "main"]
 
@@ -113,24 +116,46 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(given: Arguments) -> None:
-    """Write the weights of a run to a safetensors file.
+    """Write the weights of a run: to a safetensors file, as an adapter, or merged into its base.
 
     Of a run that trains, as they are at the end of the step in progress: the trainer waits until
     they are read. Of any other, as its last commit left them.
     """
-    target = expand_argument(given.to)
-    if target.suffix != ".safetensors":
-        raise ConfigError(f"--to {target}: the file's name must end in .safetensors")
+    if (given.to is None) == (given.adapter is None):
+        raise ConfigError("give one of --to FILE.safetensors and --adapter DIR")
+    if given.merged and given.to is None:
+        raise ConfigError("--merged writes a model: give --to DIR, or --to FILE.safetensors")
+    target = expand_argument(given.to or given.adapter)
+    if given.to is not None and not given.merged and target.suffix != ".safetensors":
+        raise ConfigError(
+            f"--to {target}: the file's name must end in .safetensors; for a directory of a run "
+            "with adapters give --merged --to DIR (a model) or --adapter DIR (the adapter)"
+        )
     run_dir = _check_run(given.run)
     from swaptrain.verbs.export import export_weights
 
-    export_weights(run_dir, target, given.dtype, from_step=given.from_step, note=print)
+    form: Form = "adapter" if given.adapter is not None else "merged" if given.merged else "all"
+    export_weights(run_dir, target, given.dtype, form=form, from_step=given.from_step, note=print)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     _run_arguments(parser)
     parser.add_argument(
-        "--to", type=Path, required=True, metavar="FILE.safetensors", help="the file to write"
+        "--to",
+        type=Path,
+        metavar="FILE.safetensors",
+        help="the file to write; with --merged it may be a directory",
+    )
+    parser.add_argument(
+        "--adapter",
+        type=Path,
+        metavar="DIR",
+        help="write the adapter (lora) as PEFT does: adapter_model.safetensors and its config",
+    )
+    parser.add_argument(
+        "--merged",
+        action="store_true",
+        help="merge the adapter into its base: --to DIR is a model that transformers loads",
     )
     parser.add_argument(
         "--dtype",

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class ReferenceResult:
     """The final weights by name, tied ones once: in bfloat16 runs the float32 masters."""
     buffers: dict[str, Tensor]
     """The final buffers by name."""
+    rounded: frozenset[str] = frozenset()
+    """Names of the parameters that need no gradient and that are computed with in bfloat16."""
     eval_losses: dict[int, float] = field(default_factory=dict)
     """By step: the loss of the held-out batches, where it was taken."""
 
@@ -73,6 +76,7 @@ def train_reference(
     loss_weighting: str | None = None,
     held_out: Sequence[Mapping[str, Tensor]] = (),
     every: int = 1,
+    freeze: Sequence[str] = (),
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -81,7 +85,8 @@ def train_reference(
     `constants` are further arguments of every forward. The optimizer has two groups,
     parameters of two and more dimensions and the others, which do not decay. A schedule without
     `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
-    Every so many steps the batches `held_out` are evaluated (`evaluate`).
+    Every so many steps the batches `held_out` are evaluated (`evaluate`). Parameters whose names
+    match one of the globs `freeze` stay as they are.
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -98,6 +103,9 @@ def train_reference(
         schedule = with_decay_steps(schedule, steps)
     seed_generators(seed)
     model = bind_constants(factory().to(device).train(), constants or {})
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(fnmatchcase(name, pattern) for pattern in freeze):
+            parameter.requires_grad_(False)
     masters = Masters(model, dtype)
     stepper = build_optimizer(
         optimizer, masters.tensors, lr=lr, weight_decay=weight_decay, arguments=arguments or {}
@@ -126,7 +134,12 @@ def train_reference(
             )
             model.train()
     buffers = dict(model.named_buffers())
-    return ReferenceResult(losses, grad_norms, masters.weights(), buffers, eval_losses)
+    rounded = frozenset(
+        name
+        for name, p in model.named_parameters()
+        if not p.requires_grad and p.dtype == torch.bfloat16
+    )
+    return ReferenceResult(losses, grad_norms, masters.weights(), buffers, rounded, eval_losses)
 
 
 def evaluate(
@@ -296,8 +309,8 @@ class Masters:
                 master = self._masters[name]
                 if master is parameter:
                     continue
-                if parameter.dtype == master.dtype:
-                    parameter.copy_(master)
+                if parameter.dtype == master.dtype or not master.requires_grad:
+                    parameter.copy_(master)  # what never changes has no remainder to complete it
                 else:
                     remainder = torch.empty_like(master, dtype=torch.int16)
                     split(master.detach(), parameter.detach(), remainder)

@@ -28,7 +28,8 @@ from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
 from swaptrain.errors import SwaptrainError
 from swaptrain.models.build import model_factory
-from swaptrain.models.pretrained import InitialWeights, Pretrained
+from swaptrain.models.initial_weights import InitialWeights
+from swaptrain.models.pretrained import Pretrained
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.reference import train_reference
 from swaptrain.verbs.export import export_weights
@@ -217,10 +218,11 @@ def _loads(plain: Plain, directory: Path, scratch: Path) -> str:
     factory = model_factory(config, plain.batch(1, 0))
     checkpoint = factory.checkpoint()
     assert checkpoint is not None
-    found = Pretrained(construct(factory.make, seed=SEED, scratch_dir=scratch), checkpoint)
-    thaw(found.module, thawed_by_loading(found.module, found.missing))
-    found.load()
-    return _different(plain.loaded(directory), found)
+    construction = construct(factory.make, seed=SEED, scratch_dir=scratch)
+    stored = Pretrained(construction.module, checkpoint)
+    thaw(stored.module, thawed_by_loading(stored.module, stored.missing))
+    stored.load()
+    return _different(plain.loaded(directory), InitialWeights(construction, stored))
 
 
 def _different(model: nn.Module, found: InitialWeights) -> str:

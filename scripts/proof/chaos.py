@@ -37,6 +37,18 @@ _CNN: dict[str, Any] = {
     "data": {"python": "tests.support.datasets:image_labels"},
     "memory": {"host": "256MiB", "segment": "4KiB"},
 }
+_LORA: dict[str, Any] = {
+    "model": {
+        "hf": {
+            "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3,
+            "intermediate_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32,
+        },
+        "dtype": "bfloat16",
+    },
+    "lora": {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1},
+    "data": {"python": "tests.support.datasets:text"},
+    "memory": {"host": "256MiB", "segment": "16KiB"},
+}  # fmt: skip
 _CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 MODES: dict[str, dict[str, Any]] = {
     "fused": _GPT,
@@ -49,7 +61,9 @@ MODES: dict[str, dict[str, Any]] = {
         "memory": {"host": "256MiB", "segment": "200KiB"},
         "store": {"chunk": "8KiB"},
     },
-    "lag-2": {**_GPT, "store": {"commit": {"lag": 2}}},
+    "lag-2": {**_GPT, "store": {"commit": {"lag": 2, "unit": "segment"}}},
+    "lora": _LORA,
+    "lora-step": {**_LORA, "store": {"commit": {"unit": "step"}}},
     "paths": {**_GPT, "store": {"paths": ["disk0", "disk1"]}},
 }
 
@@ -61,7 +75,7 @@ def config_of(mode: str, folder: Path, steps: int) -> dict[str, Any]:
         "optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
         "train": {"steps": steps, "seed": 3, "threads": 1},
         "device": "cpu",
-        "store": {"commit": {"lag": 1}},
+        "store": {"commit": {"lag": 1, "unit": "segment"}},
     }
     for section, fields in MODES[mode].items():
         tree[section] = {**tree.get(section, {}), **fields}

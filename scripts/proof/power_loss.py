@@ -62,6 +62,18 @@ TEXT: dict[str, Any] = {
     "memory": {"segment": "64KiB"},
     "train": {"steps": 1},
 }
+LORA: dict[str, Any] = {
+    "model": {
+        "hf": {
+            "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+            "intermediate_size": 64, "num_attention_heads": 4, "max_position_embeddings": 32,
+        },
+    },
+    "lora": {"r": 4, "target_modules": ["q_proj", "down_proj"]},
+    "data": {"python": "tests.support.datasets:text", "micro_batches": 2},
+    "memory": {"segment": "16KiB"},
+    "train": {"steps": 2},
+}  # fmt: skip
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 DISKS = {"paths": ["{folder}/disk1/slots", "{folder}/disk2"]}
 KEEP = {"keep": {"every": 1, "last": 2}}
@@ -70,6 +82,8 @@ MODES: dict[str, dict[str, Any]] = {
     "fused": GPT,
     "clipped": {**GPT, **CLIPPED},
     "lag-2": {**GPT, "store": {"commit": {"lag": 2}}},
+    "lora": LORA,
+    "lora-step": {**LORA, "store": {"commit": {"unit": "step"}}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
     "batch-norm": CNN,

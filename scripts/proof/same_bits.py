@@ -136,7 +136,8 @@ def run(tree: Path, changes: dict[str, Any], folder: Path) -> Found:
             "train": {"steps": 3, "seed": 3, "threads": 1, "check_capture": False},
             "device": "cpu",
             "memory": {"host": "256MiB"},
-            "store": {"commit": {"lag": 1}},  # null chooses by the speed of the machine
+            # null chooses by the speed of the machine, and by the size of the model
+            "store": {"commit": {"lag": 1, "unit": "segment"}},
             "run": {"dir": f"{name}/disk/run"},
         }
         for section, fields in changes.items():
@@ -157,8 +158,12 @@ def run(tree: Path, changes: dict[str, Any], folder: Path) -> Found:
 
 def as_known_at(tree: Path, store: dict[str, Any]) -> dict[str, Any]:
     """Return the section `store` with the keys that a tree has for its `commit`."""
-    if "class CommitConfig" in (tree / "swaptrain/config/schema.py").read_text():
+    schema = (tree / "swaptrain/config/schema.py").read_text()
+    if "unit: Literal" in schema:
         return store
+    if "class CommitConfig" in schema:
+        fields = {key: value for key, value in store["commit"].items() if key != "unit"}
+        return {**store, "commit": fields}
     commit = {
         "commit_every": store["commit"].get("every", 1),
         "repeats": store["commit"].get("lag"),

@@ -22,10 +22,10 @@ from swaptrain.errors import ConfigError
 from swaptrain.machine.speeds import Machine, known_machine
 from swaptrain.plan.choose import choose_plan
 from swaptrain.plan.prepare import Prepared
+from swaptrain.plan.step_bytes import boundary_bytes, state_bytes
 from swaptrain.plan.step_cost import price
 from swaptrain.program.cost import Disk, IOWork, least_traffic_bytes
 from swaptrain.units import GIB
-from swaptrain.verbs.plan import boundary_bytes, state_bytes
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
             boundary_bytes(chosen),
             chosen.pool_bytes - chosen.peaks.instruction_bytes,
             commit_every=config.store.commit.every,
-            keeps_values=config.store.keeps_values,
+            in_segments=not config.store.commit.is_whole,
         )
         table.add_row(
             f"{len(chosen.builder.saves)}{' (chosen)' if recompute is None else ''}",

@@ -17,7 +17,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.units import parse_size
 
 __all__ = ["BatchCount", "Count", "Device", "EntryPoint", "Files", "Folder", "Folders", "Fraction"]
-__all__ += ["Globs"]
+__all__ += ["Globs", "Layers", "Names", "NamesOrPattern", "Patterns"]
 __all__ += ["BytesOrPath", "HfModel", "Mask", "Number", "OptimizerName", "Positive", "ValueKind"]
 __all__ += ["PositiveNumber", "Seed"]
 __all__ += ["Size", "Text", "describe"]
@@ -164,6 +164,18 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(_text(item) for item in found)
 
 
+def _text_or_texts(found: Any) -> str | tuple[str, ...]:
+    return _text(found) if isinstance(found, str) else _texts(found)
+
+
+def _layers(found: Any) -> tuple[int, ...]:
+    """Accept a list of whole numbers; one alone is a list of one."""
+    found = found if isinstance(found, list | tuple) else [found]
+    if not found:
+        raise ValueError("is an empty list")
+    return tuple(_at_least(0)(item) for item in found)
+
+
 def _path(found: Any) -> str:
     return expand_path(_text(found))
 
@@ -210,6 +222,17 @@ Size = Annotated[int, ValueKind("a size with its unit", "4GiB", _size)]
 Text = Annotated[str, ValueKind("text", "bytes", _text)]
 BytesOrPath = Annotated[str, ValueKind("text (bytes, or a path)", "bytes", _path)]
 Globs = Annotated[tuple[str, ...], ValueKind("a list of globs", '["corpus/**/*.txt"]', _paths)]
+Patterns = Annotated[
+    tuple[str, ...], ValueKind("a list of globs of names", '["model.embed_tokens*"]', _texts)
+]
+Names = Annotated[tuple[str, ...], ValueKind("a list of names", "[lm_head]", _texts)]
+NamesOrPattern = Annotated[
+    str | tuple[str, ...],
+    ValueKind("text or a list of names", "[q_proj, v_proj]", _text_or_texts),
+]
+Layers = Annotated[
+    tuple[int, ...], ValueKind("a list of whole numbers from 0 on", "[0, 1]", _layers)
+]
 Files = Annotated[tuple[str, ...], ValueKind("a list of files", "[tokens/train.bin]", _paths)]
 OptimizerName = Annotated[str, ValueKind("text (a class of torch.optim)", "adamw", _text)]
 EntryPoint = Annotated[str, ValueKind("text (package.module:name)", "my_models.cnn:build", _entry)]

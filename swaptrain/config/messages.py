@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from swaptrain.config.kinds import ValueKind, describe
+from swaptrain.config.section import key_names, key_of
 from swaptrain.config.yaml_text import KeyPath, Tree
 from swaptrain.errors import ConfigError
 
@@ -18,6 +19,13 @@ __all__ = ["config_error", "known_keys", "nearest", "section_of"]
 
 RENAMED = {"store.commit_every": "store.commit.every", "store.repeats": "store.commit.lag"}
 """Dotted keys of earlier configs, each with the key that now has its meaning and its values."""
+
+
+REMOVED = {
+    "store.values": "activations are kept for a resume where store.commit.unit is segment, and not "
+    "where it is step"
+}
+"""Dotted keys of earlier configs that are gone, each with what there is instead."""
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -32,10 +40,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 def known_keys(root: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted name of every key of the tree, sections before their keys."""
     for name, field in root.model_fields.items():
-        yield prefix + name
+        key = prefix + key_of(name, field)
+        yield key
         section = section_of(field.annotation)
         if section is not None:
-            yield from known_keys(section, f"{prefix}{name}.")
+            yield from known_keys(section, f"{key}.")
 
 
 def nearest(name: str, root: type[BaseModel]) -> str | None:
@@ -89,6 +98,8 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         if name in RENAMED:
             return f"unknown key; it is {RENAMED[name]} now"
+        if name in REMOVED:
+            return f"unknown key; {REMOVED[name]}"
         near = nearest(name, root)
         return (
             f"unknown key; did you mean {near}?" if near else f"unknown key; {_choices(path, root)}"
@@ -99,7 +110,7 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
         return f"found {describe(found)}; wanted true or false"
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
         section = _section_at(path, root)
-        keys = f" ({', '.join(section.model_fields)})" if section else ""
+        keys = f" ({', '.join(key_names(section))})" if section else ""
         return f"found {describe(found)}; wanted a mapping of keys{keys}"
     return f"found {describe(found)}; {detail['msg']}"
 
@@ -114,13 +125,13 @@ def _section_at(path: KeyPath, root: type[BaseModel]) -> type[BaseModel] | None:
 
 def _choices(path: KeyPath, root: type[BaseModel]) -> str:
     section = _section_at(path[:-1], root)
-    return f"the keys here are {', '.join(section.model_fields)}" if section else "remove it"
+    return f"the keys here are {', '.join(key_names(section))}" if section else "remove it"
 
 
 def _how_to_set(path: KeyPath, root: type[BaseModel]) -> str:
     section = _section_at(path, root)
     if section is not None:
-        return f"add the section {path[-1]}, with the keys {', '.join(section.model_fields)}"
+        return f"add the section {path[-1]}, with the keys {', '.join(key_names(section))}"
     parent = _section_at(path[:-1], root)
     field = parent.model_fields.get(str(path[-1])) if parent else None
     kinds = field.metadata if field else ()

@@ -14,6 +14,7 @@ from swaptrain.config.kinds import ValueKind
 from swaptrain.config.messages import section_of
 from swaptrain.config.resume_rules import resume_rule
 from swaptrain.config.schema import Config
+from swaptrain.config.section import key_of
 from swaptrain.config.yaml_text import dump_yaml
 from swaptrain.units import exact_size
 
@@ -93,11 +94,11 @@ def _table(section: type[BaseModel], prefix: str) -> str:
     rows = ["| key | type | default | meaning | on resume |", "|---|---|---|---|---|"]
     for name, field in section.model_fields.items():
         cells = (
-            f"`{prefix}{name}`",
+            f"`{prefix}{key_of(name, field)}`",
             _type(field),
             _default(field),
             _prose(field.description or (section_of(field.annotation) or section).__doc__ or ""),
-            _rule(prefix + name, field),
+            _rule(prefix + key_of(name, field), field),
         )
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if section.model_config.get("extra") == "allow":
@@ -114,14 +115,15 @@ def _rule(key: str, field: FieldInfo) -> str:
     section = section_of(field.annotation)
     if section is None:
         return resume_rule(key)
-    rules = {_rule(f"{key}.{name}", inner) for name, inner in section.model_fields.items()}
+    fields = section.model_fields.items()
+    rules = {_rule(f"{key}.{key_of(name, inner)}", inner) for name, inner in fields}
     return rules.pop() if len(rules) == 1 else "see its keys"
 
 
 def _type(field: FieldInfo) -> str:
     annotation: Any = field.annotation
     kinds = [meta for meta in field.metadata if isinstance(meta, ValueKind)]
-    optional = False
+    optional, options = False, [annotation]
     if isinstance(annotation, types.UnionType) or str(get_origin(annotation)) == "typing.Union":
         options = [option for option in get_args(annotation) if option is not type(None)]
         optional = len(options) < len(get_args(annotation))
@@ -135,7 +137,12 @@ def _type(field: FieldInfo) -> str:
         return f"section{ending}"
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation)) + ending
-    return ("true or false" if annotation is bool else "mapping") + ending
+    if annotation is bool:
+        words = [c for option in options[1:] for c in get_args(option)]
+        if words:
+            return ", ".join(["true", "false", *(f"`{word}`" for word in words)]) + ending
+        return f"true or false{ending}"
+    return f"mapping{ending}"
 
 
 def _default(field: FieldInfo) -> str:

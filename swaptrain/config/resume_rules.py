@@ -24,7 +24,6 @@ _FREE = (
     "store.paths",
     "store.commit.lag",
     "store.verify",
-    "store.values",
     "train.check_capture",
     "train.steps",
     "train.recompute",
@@ -66,9 +65,13 @@ def with_recorded(old: Config, new: Config) -> Config:
     """Return `new` with what the run recorded at creation where `new` leaves it open (null).
 
     That is `optimizer.schedule.decay_steps`, whose default is the first `train.steps`, and
-    `train.loss_weighting`, whose default depends on the model. `old` is the config as recorded in
-    `run.dir/config.yaml`.
+    `train.loss_weighting` and `store.commit.unit`, whose defaults depend on the model. `old` is the
+    config as recorded in `run.dir/config.yaml`.
     """
+    if new.store.commit.unit is None:
+        commit = new.store.commit.model_copy(update={"unit": old.store.commit.unit})
+        store = new.store.model_copy(update={"commit": commit})
+        new = new.model_copy(update={"store": store})
     if new.train.loss_weighting is None:
         train = {"loss_weighting": _as_begun(old).train.loss_weighting}
         new = new.model_copy(update={"train": new.train.model_copy(update=train)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, field_validator, model_validator
 
 from swaptrain.config.kinds import (
     BatchCount,
@@ -22,13 +22,16 @@ from swaptrain.config.kinds import (
     Mask,
     Number,
     OptimizerName,
+    Patterns,
     Positive,
     PositiveNumber,
     Seed,
     Size,
     Text,
 )
+from swaptrain.config.lora import LoraConfig
 from swaptrain.config.paths import written_path
+from swaptrain.config.section import Section
 from swaptrain.config.yaml_text import dump_yaml, plain
 from swaptrain.units import GIB, KIB, exact_size, format_size
 
@@ -38,7 +41,6 @@ __all__ += [
     "OptimizerConfig",
     "RunConfig",
     "ScheduleConfig",
-    "Section",
     "StoreConfig",
 ]
 __all__ += ["TrainConfig"]
@@ -48,28 +50,17 @@ _PAGE_BYTES = 4096
 _SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
 """What is written with a unit."""
 _PATHS = (
-    *(("model", "hf"), ("data", "text"), ("data", "tokens"), ("data", "tokenizer")),
-    *(("data", "cache"), ("eval", "text"), ("eval", "tokens"), ("store", "paths"), ("run", "dir")),
+    *(("model", "hf"), ("lora", "from"), ("data", "text"), ("data", "tokens")),
+    *(
+        ("data", "tokenizer"),
+        ("data", "cache"),
+        ("eval", "text"),
+        ("eval", "tokens"),
+        ("store", "paths"),
+        ("run", "dir"),
+    ),
 )
 """What is written so that it is not expanded again."""
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-    )
-
-    def _exactly_one(self, *names: str) -> None:
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) if given else "none of them"
-            raise ValueError(f"give exactly one of {', '.join(names)} (found {found})")
 
 
 class ModelConfig(Section):
@@ -229,6 +220,10 @@ class TrainConfig(Section):
     """Optimizer steps; a finished run goes on when this is raised."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, and dropout."""
+    freeze: Patterns | None = None
+    """Globs of names of parameters that stay as they begin, such as `model.embed_tokens*`; `*`
+    stands for anything. They have no optimizer state and are never rewritten, and the backward
+    stops where nothing below learns. null: what the constructor freezes."""
     recompute: bool | None = None
     """Whether the backward recomputes what its segment's forward computed (true), or the forward
     saves it, in memory and on the disk (false, as far as there is room). null: per segment,
@@ -305,14 +300,34 @@ class KeepConfig(Section):
 class CommitConfig(Section):
     """When a step becomes durable, and what a killed run repeats."""
 
+    unit: Literal["segment", "step"] | None = None
+    """What is committed together. segment: each segment's state after its update, with activations
+    and gradients on their way; a killed run repeats at most one segment's backward (or two: `lag`).
+    step: the whole state at the end of a step, and nothing inside it; a killed run repeats the
+    step, the disk holds the trained state twice, and writes least. null: `step` where the state
+    that a step writes is smaller than what crosses between its segments, as with adapters, or where
+    `every` > 1, else `segment`; recorded."""
     every: Positive = 1
-    """Steps between commits. 1: every segment commits by itself, and a killed run repeats at most
-    one segment's backward (or two: `lag`)."""
+    """Steps between commits; more than 1 with the unit `step` only."""
     lag: Literal[1, 2] | None = None
-    """Segments whose backward a killed run may have to do again (with `every` 1). 2: a commit has
-    all micro-batches of the next segment to become durable instead of the first one, which makes
-    steps shorter where the disk takes about as long as the processor. null: 2 where a start finds
-    that it makes them a twentieth shorter, else 1."""
+    """Segments whose backward a killed run may have to do again, with the unit `segment`. 2: a
+    commit has all micro-batches of the next segment to become durable instead of the first one,
+    which makes steps shorter where the disk takes about as long as the processor. null: 2 where a
+    start finds that it makes them a twentieth shorter, else 1."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is committed as a whole; False also while that is to be chosen."""
+        return self.unit == "step" or self.every > 1
+
+    @model_validator(mode="after")
+    def _check(self) -> CommitConfig:
+        if self.unit == "segment" and self.every > 1:
+            raise ValueError(
+                f"every is {self.every}, and unit is segment, which is committed in each step: set "
+                "unit to step, or every to 1"
+            )
+        return self
 
 
 class StoreConfig(Section):
@@ -333,15 +348,6 @@ class StoreConfig(Section):
     chunk that is missing or too short stops the run in any case)."""
     keep: KeepConfig | None = None
     """null: no snapshots are made; those that a run has stay until they are deleted."""
-
-    values: bool = True
-    """Whether each activation is written to disk when it is made, also where memory could hold it
-    until it is used (with `commit.every` 1). false: a killed run repeats the step's forward."""
-
-    @property
-    def keeps_values(self) -> bool:
-        """Whether a step's activations are kept for a resume inside it."""
-        return self.values and self.commit.every == 1
 
     @field_validator("chunk")
     @classmethod
@@ -368,6 +374,8 @@ class Config(Section):
     """One training job."""
 
     model: ModelConfig
+    lora: LoraConfig | None = None
+    """null: the model itself is trained."""
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig
@@ -399,7 +407,7 @@ class Config(Section):
 
     def to_tree(self) -> dict[str, Any]:
         """Return the config as plain values, as in the YAML file: sizes have their unit again."""
-        tree: dict[str, Any] = plain(self.model_dump())
+        tree: dict[str, Any] = plain(self.model_dump(by_alias=True))
         for section, key in _SIZES:
             if tree[section][key] is not None:
                 tree[section][key] = exact_size(tree[section][key])

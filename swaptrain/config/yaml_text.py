@@ -38,7 +38,7 @@ _TAG = "tag:yaml.org,2002:"
 class _Loader(yaml.SafeLoader):
     """Composes nodes with the scalars of YAML 1.2: `no`, `on`, `12:30` and dates are text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
 
 class _Dumper(yaml.SafeDumper):

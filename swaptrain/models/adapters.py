@@ -32,10 +32,10 @@ def refuse_adapters(directory: Path) -> None:
     found = [name for name in names if any(fnmatch(name.lower(), glob) for glob in _FILES)]
     if found:
         raise ConfigError(
-            f"model.hf: {directory} holds an adapter ({', '.join(found)}), which swaptrain does "
-            "not train, and without which the model would be another: merge it into the model's "
-            "weights (merge_and_unload of peft, then save_pretrained), or move it away to train "
-            "the base model"
+            f"model.hf: {directory} holds an adapter ({', '.join(found)}), and without it the "
+            "model would be another: move it to a directory of its own and name that in lora.from "
+            "to go on with it, or merge it into the model's weights (merge_and_unload of peft, "
+            "then save_pretrained)"
         )
 
 
@@ -45,6 +45,6 @@ def refuse_adapter_tensors(directory: Path, unused: Iterable[str]) -> None:
     if found:
         raise ConfigError(
             f"model.hf: {directory} holds tensors of an adapter among the model's ({found[0]} and "
-            f"{len(found) - 1} more), which swaptrain does not train: merge them into the model's "
-            "weights first (merge_and_unload of peft, then save_pretrained)"
+            f"{len(found) - 1} more), without which it would be another: merge them into the "
+            "model's weights first (merge_and_unload of peft, then save_pretrained)"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,19 +17,25 @@ from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluati
 from swaptrain.capture.fingerprint import content_digest
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.forward.loss import NoLossError
-from swaptrain.capture.init.construct import Construction, construct
+from swaptrain.capture.init.construct import Addition, Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.capture.uncut import Uncut
 from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut
+from swaptrain.models.adapter_files import AdapterFiles
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.factory import Factory, python_factory
-from swaptrain.models.pretrained import InitialWeights, Pretrained
+from swaptrain.models.freeze import freeze
+from swaptrain.models.initial_weights import InitialWeights
+from swaptrain.models.lora import adapter_config, inject, saved_names
+from swaptrain.models.merge import merge_records, plain_names
+from swaptrain.models.pretrained import Pretrained
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.models.trained import Trained, trained_parameters
 from swaptrain.models.transformers_model import hugging_face_factory, job_of
 from swaptrain.store.disk.durable_files import existing_parent
+from swaptrain.store.format.root import AdapterRecord
 
 __all__ = ["BuiltModel", "build", "model_factory"]
 
@@ -42,8 +50,12 @@ class BuiltModel:
     """Of the graph and its constants: what of a capture no random number may have changed."""
     trained: Trained
     """How much of the model is trained, and what is not."""
+    description: str = ""
+    """Class of transformers, or the function that made the model."""
     evaluations: tuple[UncutEvaluation, ...] = ()
     """The model in evaluation mode, for each size of held-out batches."""
+    adapter: AdapterRecord | None = None
+    """What is known of the adapters of a run that begins."""
     thawed: tuple[str, ...] = ()
     """Parameters that the constructor froze, and that are trained as `from_pretrained` has it."""
 
@@ -78,6 +90,8 @@ def build(
     held_out: HeldOut | None = None,
     buffers: Mapping[str, NDArray[Any]] | None = None,
     thawed: Collection[str] = (),
+    adapter: Mapping[str, Any] | None = None,
+    is_whole: bool = True,
     note: Callable[[str], None] = lambda _: None,
 ) -> BuiltModel:
     """Construct the model with fake parameters and capture it on a micro-batch like `batch`.
@@ -88,27 +102,30 @@ def build(
     for those who need none of their values. Nor are they where a checkpoint has all of them.
     `buffers` are those that never change of a run that goes on: it needs the checkpoint that it
     began from no more; `thawed` are its `BuiltModel.thawed`. `note` hears what of a checkpoint is
-    not used or missing.
+    not used or missing. `adapter` are the fields of PEFT's LoraConfig, if there are adapters. Where
+    the model is not `is_whole`, patterns of `train.freeze` may match nothing.
 
     The constructor runs in float32 (torch's default dtype), so that the masters are the plain
     constructor's weights; then floating parameters take the dtype of the computation.
     """
-    initial: InitialWeights
     checkpoint = factory.checkpoint() if buffers is None else None
-    if checkpoint is not None:
-        found = _pretrained(config, factory, checkpoint, note, draw=draw)
-        thawed, initial = thawed_by_loading(found.module, found.missing), found
-    else:
-        initial = InitialWeights(_construct(config, factory, draw=draw))
+    source = None
+    if config.lora is not None and buffers is None and is_whole:
+        source = config.lora.source
+    initial = _initial_weights(config, factory, checkpoint, adapter, source, note, draw=draw)
     module, construction = initial.module, initial.construction
+    if checkpoint is not None and adapter is None:
+        thawed = thawed_by_loading(module, initial.missing)
     _load_buffers(module, buffers or {})
     thaw(module, thawed)
-    masters = {
-        name: _master(parameter, config.model.dtype)
-        for name, parameter in module.named_parameters()
-    }
+    record = None
+    if adapter is not None and buffers is None:
+        record = _adapter_record(module, adapter, config.model.hf)
+    by_constructor = {name for name, p in module.named_parameters() if not p.requires_grad}
+    freeze(module, config.train.freeze or (), all_match=is_whole)
     if config.model.dtype == "bfloat16":
         lower_parameters(module, construction.fake_mode, torch.bfloat16)
+    masters = {n: _master(p, config.model.dtype) for n, p in module.named_parameters()}
     dtype = getattr(torch, config.model.dtype)
     try:
         dtypes = batch_dtypes(module, batch, dtype, construction.fake_mode)
@@ -125,9 +142,27 @@ def build(
             capture_evaluation(module, construction.fake_mode, some, uncut, batches=count)
         )
     made_by = "the constructor" if config.model.python is None else config.model.python
-    trained = trained_parameters(module, uncut.parameters, made_by)
+    made_by = "lora" if adapter is not None else made_by
+    trained = trained_parameters(module, uncut.parameters, made_by, by_constructor)
     return BuiltModel(
-        uncut, initial, content_digest(uncut), trained, tuple(evaluations), tuple(thawed)
+        uncut=uncut,
+        initial=initial,
+        content=content_digest(uncut),
+        trained=trained,
+        description=factory.description,
+        evaluations=tuple(evaluations),
+        adapter=record,
+        thawed=tuple(thawed),
+    )
+
+
+def _adapter_record(module: nn.Module, adapter: Mapping[str, Any], base: object) -> AdapterRecord:
+    return AdapterRecord(
+        fields=dict(adapter),
+        config=adapter_config(module, base if isinstance(base, str) else None),
+        names=saved_names(module),
+        plain=plain_names(module),
+        merges=tuple(merge_records(module)),
     )
 
 
@@ -137,32 +172,57 @@ def _master(parameter: nn.Parameter, dtype: str) -> str:
     return "float32" if own == dtype == "bfloat16" and parameter.requires_grad else own
 
 
-def _construct(config: Config, factory: Factory, *, draw: bool) -> Construction:
-    return construct(
-        factory.make,
-        seed=config.train.seed,
-        scratch_dir=existing_parent(config.run.dir),  # its files have no names: nothing is left
-        draw=draw,
-    )
-
-
-def _pretrained(
+def _initial_weights(
     config: Config,
     factory: Factory,
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | None,
+    adapter: Mapping[str, Any] | None,
+    source: Path | None,
     note: Callable[[str], None],
     *,
     draw: bool,
-) -> Pretrained:
-    """Return the weights of a checkpoint, and the constructor's for what it has not."""
-    found = Pretrained(_construct(config, factory, draw=False), checkpoint)
-    if found.missing and draw:
-        found = Pretrained(_construct(config, factory, draw=True), checkpoint)
-    for remark in found.remarks:
+) -> InitialWeights:
+    """Construct the module, the adapters on it too, and open the files that it begins from.
+
+    The constructor draws where nothing else has its values. `source` is the directory of the
+    adapter to go on with.
+    """
+    found: Pretrained | None = None
+
+    def stored(module: nn.Module) -> Mapping[str, Callable[[], torch.Tensor]]:
+        nonlocal found
+        found = None if checkpoint is None else Pretrained(module, checkpoint)
+        return found.values() if found is not None and draw else {}
+
+    def constructed(*, draw_base: bool) -> Construction:
+        addition = None
+        if adapter is not None:
+            addition = Addition(partial(inject, fields=adapter), stored, draw=draw)
+        return construct(
+            factory.make,
+            seed=config.train.seed,
+            scratch_dir=existing_parent(config.run.dir),  # its files have no names: nothing is left
+            draw=draw_base,
+            addition=addition,
+        )
+
+    construction = constructed(draw_base=draw and checkpoint is None)
+    if adapter is None:
+        stored(construction.module)
+    if found is not None and found.missing and draw:
+        construction = constructed(draw_base=True)
+        if adapter is None:
+            stored(construction.module)
+    for remark in found.remarks if found is not None else ():
         note(remark)
-    if draw:
+    if found is not None and draw:
         found.load()
-    return found
+    files = None
+    if source is not None:
+        files = AdapterFiles(source, construction.module, saved_names(construction.module))
+        if draw:
+            files.load_buffers(construction.module)
+    return InitialWeights(construction, found, files)
 
 
 def _load_buffers(module: nn.Module, buffers: Mapping[str, NDArray[Any]]) -> None:

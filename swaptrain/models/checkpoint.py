@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ class StoredTensor:
 class Checkpoint:
     """The tensors of one file, or of the files that an index names."""
 
-    def __init__(self, directory: Path, files: list[Path]) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, files: list[Path], *, key: str = "model.hf") -> None:
+        """`key` is that of the config which names the directory, for messages."""
+        self.directory, self._key = directory, key
         self.tensors: dict[str, StoredTensor] = {}
         self._stamps: dict[Path, tuple[int, ...]] = {}
         self._open: Any = None
@@ -79,17 +81,37 @@ class Checkpoint:
 
         Raises ConfigError where the file cannot be read, or has changed since it was opened.
         """
-        stored = self.tensors[name]
+        return self._read(name, self.tensors[name], lambda file: file.get_tensor(name))
+
+    def _read(
+        self, name: str, stored: StoredTensor, take: Callable[[Any], torch.Tensor]
+    ) -> torch.Tensor:
         try:
             if _stamp(stored.file) != self._stamps[stored.file]:
                 raise ConfigError(
-                    f"model.hf: {stored.file} has changed while it was being read: run the same "
+                    f"{self._key}: {stored.file} has changed while it was being read: run the same "
                     "command again to begin from what it is now"
                 )
-            found: torch.Tensor = self._handle(stored).get_tensor(name)
+            found = take(self._handle(stored))
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"model.hf: cannot read {name} of {stored.file}: {error}") from error
+            text = f"{self._key}: cannot read {name} of {stored.file}: {error}"
+            raise ConfigError(text) from error
         return found
+
+    def row_blocks(self, name: str) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the first dimension in which a tensor is best read."""
+        stored = self.tensors[name]
+        if not stored.shape or not stored.numel:
+            return
+        rows = max(1, stored.shape[0] * (_MOST_MAPPED_BYTES // 4) // max(1, stored.nbytes))
+        for first in range(0, stored.shape[0], rows):
+            yield first, min(first + rows, stored.shape[0])
+
+    def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Return a part of a tensor along its first dimension, as `read`."""
+        stored = self.tensors[name]
+        part = replace(stored, shape=(last - first, *stored.shape[1:]))
+        return self._read(name, part, lambda file: file.get_slice(name)[first:last])
 
     @property
     def mapped_bytes(self) -> int:
@@ -120,17 +142,19 @@ class Checkpoint:
                     part = file.get_slice(name)
                     if name in self.tensors:
                         raise ConfigError(
-                            f"model.hf: {name!r} is in {self.tensors[name].file.name} and in "
+                            f"{self._key}: {name!r} is in {self.tensors[name].file.name} and in "
                             f"{path.name} of {self.directory}"
                         )
                     self.tensors[name] = StoredTensor(
                         path, part.get_dtype(), tuple(part.get_shape())
                     )
         except OSError as error:
-            raise ConfigError(f"model.hf: cannot read {path}: {error.strerror or error}") from error
+            text = f"{self._key}: cannot read {path}: {error.strerror or error}"
+            raise ConfigError(text) from error
         except SafetensorError as error:
             raise ConfigError(
-                f"model.hf: cannot read {path}: {error}. It is damaged or not whole: fetch it again"
+                f"{self._key}: cannot read {path}: {error}. It is damaged or not whole: fetch it "
+                "again"
             ) from error
         return f"{xxhash.xxh3_64_intdigest(header):016x}"
 

@@ -6,19 +6,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from swaptrain.capture.init.construct import Construction
 from swaptrain.errors import ConfigError
 from swaptrain.models.adapters import refuse_adapter_tensors
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.factory import described
 
-__all__ = ["InitialWeights", "Pretrained"]
+__all__ = ["Pretrained"]
 
 _MOST = 3
 """How many names a message lists."""
@@ -40,31 +40,8 @@ class _Form:
     """Of each tensor of the checkpoint the name, and the converter's pattern that found it."""
 
 
-class InitialWeights:
-    """The initial weights of a model that is constructed: what its constructor gives."""
-
-    origin: Mapping[str, Any] | None = None
-    """Where they come from; None: from the constructor and the seed."""
-
-    def __init__(self, construction: Construction) -> None:
-        self.construction = construction
-        self.module = construction.module
-
-    def value(self, name: str) -> torch.Tensor:
-        """Return the initial value of a parameter, a new real tensor (`Construction.value`)."""
-        return self.construction.value(name)
-
-    def largest_value_bytes(self) -> int:
-        """Return how many bytes `value` needs at most beyond its result."""
-        return self.construction.largest_value_bytes()
-
-    def forget(self) -> None:
-        """Free what the values are made from."""
-        self.construction.forget()
-
-
-class Pretrained(InitialWeights):
-    """The initial weights of a model of transformers that begins from a checkpoint.
+class Pretrained:
+    """The weights that a checkpoint has of a model of transformers, by the model's names.
 
     They are bit for bit those of `from_pretrained(directory, dtype=torch.float32)`: stored names
     and forms of older versions are converted by transformers' own rules. What only the checkpoint
@@ -73,8 +50,8 @@ class Pretrained(InitialWeights):
     Raises ConfigError where a weight of the model's body is missing, or a shape is another.
     """
 
-    def __init__(self, construction: Construction, checkpoint: Checkpoint) -> None:
-        super().__init__(construction)
+    def __init__(self, module: nn.Module, checkpoint: Checkpoint) -> None:
+        self.module = module
         self._checkpoint = checkpoint
         self.origin = checkpoint.origin
         self._places: dict[str, torch.Tensor] = self.module.state_dict(keep_vars=True)
@@ -109,28 +86,57 @@ class Pretrained(InitialWeights):
             for name in self._forms.keys() - self._parameters.keys():
                 self._places[name].copy_(self._stored(name))
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a parameter, by any of its names."""
+        return any(alias in self._forms for alias in self._aliases[name])
+
+    def _stored_name(self, name: str) -> str:
+        return next(alias for alias in self._aliases[name] if alias in self._forms)
+
+    def values(self) -> dict[str, Callable[[], torch.Tensor]]:
+        """Return what gives the value of each parameter that the checkpoint has."""
+        names = (name for name, _ in self.module.named_parameters())
+        return {name: partial(self.value, name) for name in names if self.has(name)}
+
     def value(self, name: str) -> torch.Tensor:
-        """Return the initial value of a parameter: the checkpoint's, or else the constructor's.
+        """Return the value of a parameter that it `has`, a new real tensor.
 
         Raises ConfigError where the checkpoint cannot be read, or has changed since it was opened.
         """
-        stored = next((alias for alias in self._aliases[name] if alias in self._forms), None)
-        if stored is None:
-            return super().value(name)
-        like = self._parameters[name]
+        stored, like = self._stored_name(name), self._parameters[name]
         with _disable_current_modes(), torch.no_grad():
             result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
             return result.copy_(self._stored(stored))
 
-    def largest_value_bytes(self) -> int:
-        """Return how many bytes `value` needs at most beyond its result: pages of files, copies."""
-        forms = map(self._form_bytes, self._forms.values())
-        largest = max(forms, default=0) + self._checkpoint.mapped_bytes
-        return max(super().largest_value_bytes(), largest)
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        """Copy the value of a parameter to a tensor of its shape, by blocks where it is one.
 
-    def forget(self) -> None:
-        """Free what the values are made from, and let go of the files."""
-        super().forget()
+        Bits of `value`, rounded to the target's dtype. Raises as `value` does.
+        """
+        form = self._forms[self._stored_name(name)]
+        if form.converter is not None or not target.ndim:
+            target.copy_(self.value(name))
+            return
+        source = form.sources[0][0]
+        with _disable_current_modes(), torch.no_grad():
+            for first, last in self._checkpoint.row_blocks(source):
+                target[first:last] = self._checkpoint.read_rows(source, first, last)
+
+    def fill_bytes(self, name: str) -> int:
+        """Return how many bytes `fill` needs beside the target."""
+        form = self._forms[self._stored_name(name)]
+        if form.converter is not None:
+            like = self._parameters[name]
+            return self.value_bytes(name) + like.numel() * like.element_size()
+        return self._checkpoint.mapped_bytes
+
+    def value_bytes(self, name: str) -> int:
+        """Return how many bytes `value` needs beyond its result: pages of files, copies."""
+        form = self._forms[self._stored_name(name)]
+        return self._form_bytes(form) + self._checkpoint.mapped_bytes
+
+    def close(self) -> None:
+        """Let go of the files."""
         self._checkpoint.close()
 
     def _form_bytes(self, form: _Form) -> int:

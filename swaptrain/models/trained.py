@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -34,11 +34,15 @@ class Trained:
 
 
 def trained_parameters(
-    module: nn.Module, parameters: Mapping[str, ParameterSpec], made_by: str
+    module: nn.Module,
+    parameters: Mapping[str, ParameterSpec],
+    made_by: str,
+    by_constructor: Collection[str],
 ) -> Trained:
     """Compare what a module asks to be trained with what its loss reaches.
 
-    `made_by` is who made the module, as a message calls it.
+    `made_by` is who made the module, as a message calls it; `by_constructor` names what it had
+    frozen itself, before `train.freeze`.
     """
     frozen: dict[str, list[str]] = {}
     count = 0
@@ -48,7 +52,8 @@ def trained_parameters(
         elif not (parameter.is_floating_point() or parameter.is_complex()):
             frozen.setdefault("no floating-point numbers", []).append(name)
         elif not parameter.requires_grad:
-            frozen.setdefault(f"frozen by {made_by}", []).append(name)
+            by = made_by if name in by_constructor else "train.freeze"
+            frozen.setdefault(f"frozen by {by}", []).append(name)
         else:
             frozen.setdefault("the loss does not reach", []).append(name)
     total = sum(parameter.numel() for parameter in module.parameters())

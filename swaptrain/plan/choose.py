@@ -48,7 +48,7 @@ def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_byt
         assert seconds is not None, "the machine is known, and the program short enough"
         return seconds
 
-    if config.store.commit.every > 1:
+    if config.store.commit.is_whole:
         return best(1)
     if config.store.commit.lag is not None:
         return best(config.store.commit.lag)

@@ -55,7 +55,7 @@ def disk_needs(
 
     Slots go to the paths in turn, in the order of their creation.
     """
-    trees, snapshots = config.store.commit.every > 1, snapshot_count(config)
+    trees, snapshots = config.store.commit.is_whole, snapshot_count(config)
     run_dir = config.run.dir
     paths = list(config.store.paths or (run_dir,))
     slots, kept = dict.fromkeys([run_dir, *paths], 0), dict.fromkeys([run_dir, *paths], 0)

@@ -294,12 +294,15 @@ def _saving_pairs(
     The layouts take note of what the segments of these classes save.
     """
     model, layouts = run.captured.model, run.layouts
+    learning = [s for s in model.segments[:-1] if builder.objects.learns(s)]
+    classes = {segment.isomorphism for segment in learning}
     found = {
-        model.segment(sample.segment).isomorphism: run.measure_saved(sample)
+        isomorphism: run.measure_saved(sample)
         for sample in samples
         if sample.operation is Operation.FORWARD
+        and (isomorphism := model.segment(sample.segment).isomorphism) in classes
     }
-    for segment in model.segments[:-1]:  # what the last one saves is used at once
+    for segment in learning:  # what the last one saves is used at once
         saved_bytes = found[segment.isomorphism]
         if saved_bytes is not None:
             layouts.note_saved(segment.index, saved_bytes)

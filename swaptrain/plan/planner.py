@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from swaptrain.plan.dry_run import Measured, dry_run
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.step import StepBuilder
-from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import Choices
 from swaptrain.units import format_size, parse_size, roomy_size
@@ -241,17 +240,24 @@ class Planner:
         return "are its ids, or labels, larger than the model knows?"
 
     def _creation_bytes(self, layouts: Layouts) -> int:
-        arrays = [
-            array
-            for segment in (*layouts.state.values(), *layouts.frozen.values())
-            for array in segment.arrays
-            if array.role.begins_with_values
-        ]
-        masters = [p.tensor.numel * ITEMSIZE[p.master] for p in layouts.model.parameters.values()]
-        return (
-            max((array.nbytes for array in arrays), default=0)
-            + max(masters, default=0)
-            + self._built.initial.largest_value_bytes()
+        """Return the most that is held while an array is filled with initial values."""
+        initial, parameters = self._built.initial, layouts.model.parameters
+
+        @cache
+        def beside(name: str) -> int:
+            if name not in parameters:
+                return 0
+            split = parameters[name].split
+            return initial.value_bytes(name) if split else initial.fill_bytes(name)
+
+        return max(
+            (
+                array.nbytes + max((beside(e.tensor.name) for e in array.entries), default=0)
+                for segment in (*layouts.state.values(), *layouts.frozen.values())
+                for array in segment.arrays
+                if array.role.begins_with_values
+            ),
+            default=0,
         )
 
     def _refusal(self) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,9 @@ from swaptrain.data import HeldOut, look_at_held_out, open_example
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
+from swaptrain.models.lora import adapter_fields
 from swaptrain.plan.planner import Plan, Planner
+from swaptrain.plan.step_bytes import with_commit_unit
 from swaptrain.store.disk.durable_files import disk_errors
 from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
 from swaptrain.store.paths import RunPaths
@@ -65,12 +68,12 @@ class Prepared:
             )
         held_out = _held_out(config, self.factory.vocabulary, example)
         note(f"capturing {self.factory.description}")
+        self.adapter: Mapping[str, Any] | None = _adapter(config, root)
+        """Fields of PEFT's LoraConfig; None where the model itself is trained."""
         self.built: BuiltModel = _built(
-            config, root, self.factory, example, held_out, note, draw=draw
+            config, root, self.factory, self.adapter, example, held_out, note, draw=draw
         )
         self.weighting: LossWeighting = choose_weighting(config, self.built.uncut.losses, example)
-        self.config = self.weighting.config
-        """With what depends on the model written out."""
         note(self.built.trained.line())
         if self.built.thawed:
             note(
@@ -87,6 +90,8 @@ class Prepared:
             positions=self.factory.positions,
         )
         self.plan: Plan = self.planner.plan()
+        self.config = with_commit_unit(self.weighting.config, self.plan, root)
+        """With what depends on the model written out."""
         if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
             raise ConfigError(
                 f"{config.run.dir} holds another model than the config now gives: the code of the "
@@ -109,6 +114,7 @@ def _built(
     config: Config,
     root: RootRecord | None,
     factory: Factory,
+    adapter: Mapping[str, Any] | None,
     example: Mapping[str, torch.Tensor],
     held_out: HeldOut | None,
     note: Callable[[str], None],
@@ -122,17 +128,35 @@ def _built(
     same.
     """
     if root is None:
-        return build(config, factory, example, draw=draw, held_out=held_out, note=note)
+        return build(
+            config, factory, example, adapter=adapter, draw=draw, held_out=held_out, note=note
+        )
     buffers = read_buffers(config.run.dir)
     thawed = root.choices.thawed
     again = partial(
-        build, config, factory, example, held_out=held_out, buffers=buffers, thawed=thawed
+        build,
+        config,
+        factory,
+        example,
+        adapter=adapter,
+        held_out=held_out,
+        buffers=buffers,
+        thawed=thawed,
     )
     built = again(draw=False)
     drawn = any(graph.own_attributes for graph in built.evaluations)
     if draw and (drawn or built.content != root.choices.content):
         return again(draw=True)
     return built
+
+
+def _adapter(config: Config, root: RootRecord | None) -> Mapping[str, Any] | None:
+    """Return the fields of the adapters: as recorded, or as the config has them."""
+    if config.lora is None:
+        return None
+    if root is not None and root.adapter is not None:
+        return root.adapter.fields
+    return adapter_fields(config.lora)
 
 
 def update_rules(optimizer: OptimizerConfig) -> Rules:

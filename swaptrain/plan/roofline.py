@@ -39,7 +39,9 @@ def step_floor(
     """
     if found is None:
         return lambda *_: None
-    useful = useful_fraction(plan.captured.model, plan.builder.saves)
+    model, objects = plan.captured.model, plan.builder.objects
+    learning = {segment.index for segment in model.segments if objects.learns(segment)}
+    useful = useful_fraction(model, plan.builder.saves, learning)
 
     def floor(read_bytes: int, write_bytes: int, compute_s: float, update_s: float) -> float:
         io_s = found.disk.seconds(read_bytes, write_bytes)

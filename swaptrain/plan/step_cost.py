@@ -10,7 +10,7 @@ from swaptrain.machine.speeds import Machine
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.simulation import Access, Rehearsal, Room
 from swaptrain.program.cost import IOWork
-from swaptrain.program.durability import Durability
+from swaptrain.program.durability import CommitUnit, Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.residency import Traffic
 
@@ -44,7 +44,7 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
     compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
-    m = config.store.commit.every
+    m = config.store.commit.every  # more than 1 only where the store is committed as a whole
     work = IOWork() if machine is None else machine.io_work
     rehearsal = Rehearsal(
         plan.layouts.size_bytes,
@@ -73,12 +73,12 @@ def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
 
 def usual_durability(plan: Plan, config: Config) -> Durability:
     """Return what a usual step makes durable; nothing, where most steps commit nothing."""
+    commit = config.store.commit
+    unit: CommitUnit = "segment"
+    if commit.is_whole:
+        unit = "nothing" if commit.every > 1 else "store"
     return Durability(
-        plan.step,
-        plan.step,
-        unit="nothing" if config.store.commit.every > 1 else "segment",
-        keeps_activations=config.store.keeps_values,
-        lag=plan.lag,
+        plan.step, plan.step, unit=unit, keeps_activations=not commit.is_whole, lag=plan.lag
     )
 
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from swaptrain.program.model import ModelSpec
+from swaptrain.program.model import ModelSpec, SegmentSpec
 
 __all__ = ["Disk", "IOWork", "StateBytes", "break_even_tokens", "floor_s"]
 __all__ += ["least_traffic_bytes", "useful_fraction"]
-
-_RECOMPUTED = 4
-"""Forward, recomputation, and a backward that costs two forwards."""
-_SAVED = 3
-"""The same without the recomputation."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +21,20 @@ class StateBytes:
     """Read and written by the update alone: remainders and moments."""
     gradients: int = 0
     """Gradients that are spilled until the global norm is known; 0 for a fused update."""
+    frozen: int = 0
+    """Weights that never change, of segments that learn: read by forward and by backward."""
+    frozen_below: int = 0
+    """Weights that never change where nothing learns: read by the forward alone."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that a step reads without a cache, but for activations."""
+        return 2 * (self.weights + self.frozen) + self.frozen_below + self.rest + self.gradients
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes that a step which commits writes, but for activations."""
+        return self.weights + self.rest + self.gradients
 
 
 def least_traffic_bytes(
@@ -34,36 +43,37 @@ def least_traffic_bytes(
     cache_bytes: int,
     *,
     commit_every: int = 1,
-    keeps_values: bool = False,
+    in_segments: bool = False,
 ) -> float:
     """Return the least bytes that a step reads and writes with a RAM cache of `cache_bytes`.
 
     Source: docs/design.md ("The cost of a step"). For Adam with a split master, P parameters,
     weights 2 P and the rest 10 P, m = commit_every, K = boundary_bytes and C = cache_bytes it is
 
-        26 P - (3 - 1/m) min(C, 2 P) - (2 - 1/m) max(0, min(C, 12 P) - 2 P) + 2 K (+ K if m = 1)
+        26 P - (3 - 1/m) min(C, 2 P) - (2 - 1/m) max(0, min(C, 12 P) - 2 P) + 2 K
 
-    where what is left of C saves 2 bytes for each byte of K, or 1 where `keeps_values`: activations
-    are written whether they stay in memory or not, for a resume. Spilled gradients are written once
-    and read once more. A bound for layer-major order; no schedule moves less.
+    where what is left of C saves 2 bytes for each byte of K. Committed `in_segments`, for a resume
+    inside a step, it is K more for the hand-offs, and what is left of C saves 1: activations are
+    written whether they stay in memory or not. Spilled gradients are written once
+    and read once more. Frozen weights are read twice, or once below the lowest segment that learns,
+    and a byte of them in memory saves as much. A bound for layer-major order; no schedule moves
+    less.
     """
     written = 1 / commit_every
-    all_state = state.weights + state.rest
-    cached_weights = min(cache_bytes, state.weights)
-    cached_rest = max(0, min(cache_bytes, all_state) - state.weights)
-    left = max(0, cache_bytes - all_state)
-    cached_boundary = min(left, boundary_bytes)
-    handoff_bytes = boundary_bytes if commit_every == 1 else 0
-    return (
-        3 * state.weights
-        + 2 * state.rest
-        - (3 - written) * cached_weights
-        - (2 - written) * cached_rest
-        + 2 * boundary_bytes
-        - (1 if keeps_values else 2) * cached_boundary
-        + handoff_bytes
-        + 2 * state.gradients
-    )
+    saved = 0.0
+    for nbytes, saves in (
+        (state.weights, 3 - written),
+        (state.frozen, 2),
+        (state.rest, 2 - written),
+        (boundary_bytes, 1 if in_segments else 2),
+        (state.frozen_below, 1),
+    ):
+        cached = min(cache_bytes, nbytes)
+        saved += saves * cached
+        cache_bytes -= cached
+    handoff_bytes = boundary_bytes if in_segments else 0
+    moved = state.read_bytes + state.write_bytes + 2 * boundary_bytes + handoff_bytes
+    return moved - saved
 
 
 @dataclass(frozen=True)
@@ -118,29 +128,45 @@ def floor_s(io_s: float, compute_s: float, sigma: float) -> float:
     return max(io_s, compute_s + sigma * io_s)
 
 
-def useful_fraction(model: ModelSpec, saves: Container[int]) -> float:
+def useful_fraction(
+    model: ModelSpec, saves: Container[int], learning: Container[int] | None = None
+) -> float:
     """Return the part of a step's forward, recomputation and backward that is no recomputation.
 
-    By the flops of matrix products: a backward costs two forwards, and every segment recomputes
-    its forward but those that it `saves` and the last one, where the step turns.
+    By the flops of matrix products: a backward costs a forward for the gradients of values and one
+    for those of weights, as far as they are trained. Every segment recomputes its forward but those
+    that it `saves`, the last one, where the step turns, and those that are not `learning`, which
+    have no backward (None: all are).
     """
-    useful = done = 0
+    useful = done = 0.0
     for segment in model.segments:
         flops = max(1, segment.flops)
+        if learning is not None and segment.index not in learning:
+            useful, done = useful + flops, done + flops
+            continue
         turns = segment.index == len(model.segments)
-        useful += _SAVED * flops
-        done += (_SAVED if turns or segment.index in saves else _RECOMPUTED) * flops
+        own = (2 + _trained_fraction(model, segment)) * flops
+        useful += own
+        done += own + (0 if turns or segment.index in saves else flops)
     return useful / done
 
 
-def break_even_tokens(
-    state: StateBytes, parameters: int, flops_per_s: float, disk: Disk, *, read_fraction: float
-) -> float:
-    """Return the tokens a step above which computing hides the disk: T* = b F / (8 BW).
+def _trained_fraction(model: ModelSpec, segment: SegmentSpec) -> float:
+    """Return the part of a segment's parameters that is trained; 1 where it has none."""
+    sizes = [
+        (p.tensor.numel, p.trainable) for n in segment.parameters for p in [model.parameters[n]]
+    ]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, trained in sizes if trained) / total if total else 1.0
 
-    b is the traffic of the state a parameter (26 with a split master), 8 the flops a parameter and
-    token with recomputation, F flop/s, BW byte/s at the step's mix.
+
+def break_even_tokens(
+    state: StateBytes, flops_per_token: float, flops_per_s: float, disk: Disk
+) -> float:
+    """Return the tokens a step above which computing hides the disk: T* = b F / (f BW).
+
+    b is the traffic of all state without a cache (26 bytes a parameter with a split master), f the
+    flops a token (8 a parameter with recomputation), F flop/s, BW byte/s at the step's mix.
     """
-    traffic = 3 * state.weights + 2 * state.rest + 2 * state.gradients
-    read_bytes = round(traffic * read_fraction)
-    return disk.seconds(read_bytes, traffic - read_bytes) * flops_per_s / (8 * max(1, parameters))
+    seconds = disk.seconds(state.read_bytes, state.write_bytes)
+    return seconds * flops_per_s / max(1.0, flops_per_token)

@@ -33,9 +33,10 @@ def forwards_left(
     present: Collection[ObjectKey],
     pending_updates: Collection[int],
 ) -> frozenset[tuple[int, int]]:
-    """Return (segment, micro-batch) of the forwards below segment `last` that have to be run.
+    """Return (segment, micro-batch) of the forwards up to segment `last` that have to be run.
 
-    What the backwards of segments 1 to `last` read must come from a forward or be `present`.
+    What the backwards of segments 1 to `last` read must come from a forward or be `present`, and so
+    must what those forwards read. The backward of `last` is its forward as well, where it learns.
     A segment that mutates buffers runs all of its forwards or none, since each starts from the
     buffers that the one before left: none if everything is there, the buffers after the step's
     last forward included, and its update of the step before is done, which would commit them.
@@ -43,8 +44,11 @@ def forwards_left(
     present = frozenset(present)
     every = range(micro_batches)
     left: set[tuple[int, int]] = set()
-    for segment in objects.model.segments[: last - 1]:
-        missing = [m for m in every if not _made(objects, segment, m, last, present)]
+    readers = {s.index for s in objects.model.segments[:last] if objects.learns(s)}
+    for segment in reversed(objects.model.segments[:last]):
+        if segment.index == last and last in readers:
+            continue
+        missing = [m for m in every if not _made(objects, segment, m, readers, left, present)]
         buffers = objects.buffers(segment)
         if buffers:
             whole = (
@@ -56,11 +60,18 @@ def forwards_left(
 
 
 def _made(
-    objects: Objects, segment: SegmentSpec, m: int, last: int, present: frozenset[ObjectKey]
+    objects: Objects,
+    segment: SegmentSpec,
+    m: int,
+    backwards: Collection[int],
+    forwards: Collection[tuple[int, int]],
+    present: frozenset[ObjectKey],
 ) -> bool:
-    """Whether all that segments up to `last` read of a forward's results is there."""
-    values = objects.model.values
+    """Whether all that the backwards and forwards to come read of a forward's results is there."""
     read = [
-        key for key in objects.outputs(segment, m) if min(values[key.name].readers) <= last
-    ]  # what only segments above read is of no use any more
-    return present.issuperset((*read, *objects.snapshot(segment, m)))
+        key
+        for key in objects.outputs(segment, m)
+        if any(r in backwards or (r, m) in forwards for r in objects.model.values[key.name].readers)
+    ]
+    snapshot = objects.snapshot(segment, m) if segment.index in backwards else ()
+    return present.issuperset((*read, *snapshot))

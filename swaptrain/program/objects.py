@@ -37,6 +37,12 @@ class Objects:
         """Whether the segment has state: parameters that are trained, or buffers that change."""
         return bool(self.state_arrays[segment.index])
 
+    def learns(self, segment: SegmentSpec) -> bool:
+        """Whether the segment has a backward: below it, or in it, something is trained."""
+        return any(self.model.parameters[name].trainable for name in segment.parameters) or any(
+            self.model.values[name].gradient for name in segment.inputs
+        )
+
     def state(self, segment: SegmentSpec) -> list[tuple[ObjectKey, ...]]:
         """Return what is a new version behind each part of its update.
 

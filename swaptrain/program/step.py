@@ -53,7 +53,8 @@ class StepBuilder:
         their forward. `top` resumes a step whose segments above `top` are done: the forward goes up
         to it only, and the backward starts with their hand-off. `present` are objects that an
         earlier process left on the disk, of those that `recoverable` names: forwards whose results
-        are all there are left out.
+        are all there are left out. The backward passes over segments that do not learn; buffers
+        that their forward changed are committed in their place.
         """
         last = top if top is not None else len(self.model.segments)
         passing = self.model.segments[:last]
@@ -74,7 +75,7 @@ class StepBuilder:
                 if (segment.index, m) in forwards
             ]
         for segment in reversed(passing):
-            for m in range(self.micro_batches):
+            for m in range(self.micro_batches if self.objects.learns(segment) else 0):
                 turn = segment.index == last
                 saved = segment.index in self.saves and (segment.index, m) in forwards
                 program.append(self._backward(segment, m, turn=turn, saved=saved))
@@ -116,7 +117,7 @@ class StepBuilder:
             changes=self.objects.buffers(segment),
             writes=(
                 *self.objects.outputs(segment, m),
-                *self.objects.snapshot(segment, m),
+                *(self.objects.snapshot(segment, m) if self.objects.learns(segment) else ()),
                 *(self.objects.saved(segment, m) if segment.index in self.saves else ()),
             ),
         )

@@ -82,7 +82,7 @@ def assemble(
     # Files are closed after the threads that write to them, whenever they were opened.
     files = held.enter_context(ExitStack())
     values = None
-    if config.store.keeps_values:
+    if not config.store.commit.is_whole:
         values = Activations(backing, tier, parts.io)
         held.callback(values.close)
     committer = Committer(parts.io, slots)
@@ -173,7 +173,7 @@ def _guard(config: Config, plan: Plan, pool: SlabPool) -> BudgetGuard:
 
 def _trees(config: Config, plan: Plan, parts: Parts, commits: Commits) -> Trees | None:
     """Return what commits the store as a whole; None where each segment is committed by itself."""
-    if config.store.commit.every == 1:
+    if not config.store.commit.is_whole:
         return None
     keep = config.store.keep
     return Trees(

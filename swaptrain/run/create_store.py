@@ -20,7 +20,7 @@ from swaptrain.errors import DamagedStoreError
 from swaptrain.machine.fingerprint import this_machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.models.build import BuiltModel
-from swaptrain.models.pretrained import InitialWeights
+from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.plan.disk_budget import slot_counts
 from swaptrain.plan.planner import Plan
 from swaptrain.program.instructions import ObjectKey
@@ -70,10 +70,12 @@ def root_record(
             for segment in model.segments
         ),
         commit_every=config.store.commit.every,
+        unit="step" if config.store.commit.is_whole else "segment",
         choices=Choices(
             cuts=tuple(plan.cuts),
             content=built.content,
             thawed=tuple(built.thawed),
+            model=built.description,
             trained=built.trained.line(),
             chunk=plan.layouts.chunk_bytes,
             threads=threads,
@@ -83,6 +85,7 @@ def root_record(
             deferred=plan.builder.deferred,
             machine=this_machine(device),
         ),
+        adapter=built.adapter,
         step=0,
         format=FORMAT,
     )
@@ -187,11 +190,12 @@ class Creation:
                 target.copy_(self._plan.captured.buffers[name])
                 continue
             parameter = self._model.parameters[name]
+            if not parameter.split:
+                initial.fill(name, target)
+                continue
             with torch.no_grad():
                 value = _laid_out(initial.value(name), parameter)
-                if not parameter.split:
-                    target.copy_(value)
-                elif array.role is Role.REMAINDER:
+                if array.role is Role.REMAINDER:
                     upper = torch.empty_strided(value.shape, value.stride(), dtype=torch.bfloat16)
                     split(value, upper, target)
                 else:

@@ -86,7 +86,7 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
         metrics.cut_after(step)
     _delete(paths.spill)
     clear_unfinished(run_dir)
-    trees = root.commit_every > 1
+    trees = root.is_whole
     slots = Slots(run_dir, trees=trees)
     if trees:
         tree = slots.other_tree()

@@ -154,6 +154,11 @@ def _chosen(
         note(f"the backward recomputes all that it needs: {error}")
         files.clear_saved()
         chosen = forecast(plan, config, device, machine, disk_bytes=0)
+    if start.root is None and config.store.commit.is_whole:
+        note(
+            "a step's state is committed as a whole at its end, and nothing inside it: a killed "
+            "run repeats its step (store.commit.unit: step)"
+        )
     if config.store.commit.lag is None and chosen.plan.lag > 1:
         note(
             "on this disk steps are shorter where a killed run may repeat two segments' "

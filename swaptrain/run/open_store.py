@@ -35,7 +35,7 @@ def open_store(
     Returns the slots and the root's record. Raises RunError (disk full), StoppedBySignal.
     """
     plan, run_dir, keep = prepared.plan, config.run.dir, config.store.keep
-    trees = config.store.commit.every > 1
+    trees = config.store.commit.is_whole
     flush_everything(run_dir)
     clear_unfinished(run_dir)
     slots = Slots(run_dir, config.store.paths, trees=trees)
@@ -59,7 +59,7 @@ def open_store(
 def _create(
     config: Config, prepared: Prepared, creation: Creation, slots: Slots, stop: StopRequest
 ) -> RootRecord:
-    plan, trees = prepared.plan, config.store.commit.every > 1
+    plan, trees = prepared.plan, config.store.commit.is_whole
     segments = len(plan.captured.model.segments)
 
     def tick(k: int) -> None:

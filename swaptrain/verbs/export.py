@@ -1,21 +1,22 @@
-"""The weights of a run's last step as one safetensors file, also while it trains."""
+"""The weights of a run's last step: a file, an adapter, or a merged model; also while it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swaptrain.config.load import load_config
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
-from swaptrain.store.format.root import read_buffers
+from swaptrain.store.format.root import RootRecord, read_buffers
 from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
@@ -27,9 +28,14 @@ from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.units import format_size
+from swaptrain.verbs.export_adapter import adapter_of, merged_tensors, write_adapter
+from swaptrain.verbs.model_directory import check_model_directory, write_model_directory
 
-__all__ = ["export_weights"]
+__all__ = ["SUFFIX", "Form", "export_weights"]
 
+Form = Literal["all", "adapter", "merged"]
+SUFFIX = ".safetensors"
+"""Of the name of a file of weights; a name without it is a directory's."""
 _FLOATING = {"float64", "float32", "float16", "bfloat16"}
 _TRIES = 5
 
@@ -39,10 +45,15 @@ def export_weights(
     to: Path,
     dtype: str | None,
     *,
+    form: Form = "all",
     from_step: int | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the weights and buffers of one step to `to`, a few chunks in memory at a time.
+
+    In the form `all` to a file, by the names that the run has; `adapter` to a directory as PEFT
+    writes it; `merged` to a file, or to a directory that transformers loads, by the names of the
+    model without adapters.
 
     Returns the step, of which `note` hears too.
 
@@ -55,17 +66,19 @@ def export_weights(
     full; DamagedStoreError.
     """
     to = to.resolve()  # a link stays one
-    if to.is_dir():
-        raise ConfigError(f"--to {to} is a directory: name a file in it")
     if not to.parent.is_dir():
         raise ConfigError(f"--to {to}: there is no directory {to.parent}")
+    if to.is_dir() and (form == "all" or to.suffix == SUFFIX):
+        raise ConfigError(f"--to {to} is a directory: name a file in it")
     paths = RunPaths(run)
     if not paths.store.exists() and not paths.config.exists():
         raise ConfigError(f"{run} is not a run directory: it has neither store/ nor config.yaml")
-    if look(run) is None:
+    store = look(run)
+    if store is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
+    write = _writer(run, to, dtype, form, store.root, note)
     if from_step is not None:
-        return _export_snapshot(run, to, dtype, from_step, note)
+        return _export_snapshot(run, from_step, write)
     with ExportRequest(run, note) as request:
         for _ in range(_TRIES):
             owner = request.wait()
@@ -73,7 +86,7 @@ def export_weights(
                 request.renew()
                 owner = request.wait()
             try:
-                return _write(run, to, dtype, view, note)
+                return write(view)
             except DamagedStoreError:
                 if not view.store.has_changed():
                     raise
@@ -84,9 +97,7 @@ def export_weights(
     )
 
 
-def _export_snapshot(
-    run: Path, to: Path, dtype: str | None, step: int, note: Callable[[str], None]
-) -> int:
+def _export_snapshot(run: Path, step: int, write: Callable[[_View], int]) -> int:
     store = look(run)
     snapshots = {snapshot.step: snapshot for snapshot in list_snapshots(run)}
     if store is None or step not in snapshots:
@@ -102,7 +113,7 @@ def _export_snapshot(
             check_held(one, store.root)
             if one.version not in {None, step}:
                 raise DamagedStoreError("a snapshot holds another step", segment=one.segment)
-        return _write(run, to, dtype, _View(step, replace(store, segments=tuple(held))), note)
+        return write(_View(step, replace(store, segments=tuple(held))))
     except (DamagedStoreError, FileNotFoundError):
         if snapshot.path.exists():
             raise
@@ -111,14 +122,50 @@ def _export_snapshot(
         ) from None
 
 
-def _write(run: Path, to: Path, dtype: str | None, view: _View, note: Callable[[str], None]) -> int:
-    tensors = {tensor.name: tensor for tensor in _tensors(run, view, dtype)}
-    size_bytes = write_safetensors(to, list(tensors.values()))
-    note(
-        f"wrote {to}: {len(tensors):,} tensors, {format_size(size_bytes)}, as they are after step "
-        f"{view.step}"
-    )
-    return view.step
+def _writer(
+    run: Path,
+    to: Path,
+    dtype: str | None,
+    form: Form,
+    root: RootRecord,
+    note: Callable[[str], None],
+) -> Callable[[_View], int]:
+    """Return what writes a form of one step and returns the step. Raises ConfigError.
+
+    What is wrong about the request is found before anything is read.
+    """
+    adapter = None if form == "all" else adapter_of(run, root.adapter, f"--{form}")
+    is_directory = form == "merged" and to.suffix != SUFFIX
+    config = load_config(RunPaths(run).config) if is_directory else None
+    if config is not None:
+        check_model_directory(to, config)
+
+    def write(view: _View) -> int:
+        def tensors(dtype: str | None) -> dict[str, StreamedTensor]:
+            return {tensor.name: tensor for tensor in _tensors(run, view, dtype)}
+
+        if form == "adapter":
+            assert adapter is not None
+            count, size_bytes = (
+                len(adapter.names),
+                write_adapter(to, adapter, tensors(dtype or "float32")),
+            )
+        else:
+            found = list(tensors(dtype).values())
+            if adapter is not None:
+                found = merged_tensors(adapter, tensors(dtype), tensors("float32"))
+            count = len(found)
+            if config is None:
+                size_bytes = write_safetensors(to, found)
+            else:
+                size_bytes = write_model_directory(to, found, config, root.choices.model)
+        note(
+            f"wrote {to}: {count:,} tensors, {format_size(size_bytes)}, as they are after step "
+            f"{view.step}"
+        )
+        return view.step
+
+    return write
 
 
 @dataclass(frozen=True)

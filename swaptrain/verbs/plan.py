@@ -10,13 +10,13 @@ from swaptrain.plan.disk_budget import disk_needs, estimated_data_bytes, occupie
 from swaptrain.plan.forecast import forecast
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.prepare import Prepared, recorded_config
+from swaptrain.plan.step_bytes import boundary_bytes, state_bytes
 from swaptrain.plan.step_cost import price
 from swaptrain.program.cost import (
     StateBytes,
     break_even_tokens,
     least_traffic_bytes,
 )
-from swaptrain.program.roles import Role
 from swaptrain.run.idle_rates import check_rates, steps_done
 from swaptrain.run.run_names import check_own
 from swaptrain.store.access.containment import check_contained
@@ -25,7 +25,7 @@ from swaptrain.store.format.root import free_bytes, read_root
 from swaptrain.verbs.plan_report import PlanReport, Segment
 from swaptrain.verbs.plan_table import show
 
-__all__ = ["PlanReport", "boundary_bytes", "plan", "print_plan", "state_bytes"]
+__all__ = ["PlanReport", "plan", "print_plan"]
 
 
 def plan(config: Config) -> PlanReport:
@@ -43,7 +43,7 @@ def plan(config: Config) -> PlanReport:
         config = check_resume(recorded, config, accept_change=True)
     idle = check_rates(config, steps_done(run_dir, root))
     prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)
-    made = prepared.plan
+    config, made = prepared.config, prepared.plan
     found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
     with DirectIO(1) as io:
         backing = DiskBacking(
@@ -61,7 +61,7 @@ def plan(config: Config) -> PlanReport:
         needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
     state, crossing_bytes = state_bytes(made), boundary_bytes(made)
     commit_every = config.store.commit.every
-    keeps_values = config.store.keeps_values
+    in_segments = not config.store.commit.is_whole
     priced = chosen.price if timed is found else price(made, config, found)
     traffic = priced.traffic
     least = least_traffic_bytes(
@@ -69,10 +69,10 @@ def plan(config: Config) -> PlanReport:
         crossing_bytes,
         made.pool_bytes,
         commit_every=commit_every,
-        keeps_values=keeps_values,
+        in_segments=in_segments,
     )
     written = (state.weights + state.rest) // commit_every + state.gradients
-    written += crossing_bytes * ((commit_every == 1) + keeps_values)
+    written += 2 * crossing_bytes * in_segments
     if traffic is not None:
         written = traffic.write_bytes
     read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
@@ -125,26 +125,6 @@ def _segments(made: Plan) -> tuple[Segment, ...]:
     return tuple(rows)
 
 
-def state_bytes(made: Plan) -> StateBytes:
-    """Return the bytes of a model's state by how often a step needs them."""
-    weights = rest = 0
-    for layout in made.layouts.state.values():
-        for array in layout.arrays:
-            if array.role is Role.WEIGHTS:
-                weights += array.nbytes
-            else:
-                rest += array.nbytes
-    gradients = sum(array.nbytes for array in made.layouts.accumulators.values())
-    return StateBytes(weights, rest, gradients if made.builder.deferred else 0)
-
-
-def boundary_bytes(made: Plan) -> int:
-    """Return the bytes of a step's values that cross from one segment to another."""
-    values = made.captured.model.values.values()
-    crossing = sum(v.tensor.nbytes for v in values if v.producer and v.readers)
-    return crossing * made.builder.micro_batches
-
-
 def _tokens(config: Config) -> int:
     per_item = config.data.sequence_length if config.data.python is None else 1
     return config.data.micro_batch * config.data.micro_batches * per_item
@@ -154,7 +134,21 @@ def _break_even(
     config: Config, made: Plan, found: Machine | None, state: StateBytes
 ) -> float | None:
     flops_per_s = found.flops_per_s.get(config.model.dtype) if found is not None else None
-    trained = sum(p.tensor.numel for p in made.captured.model.parameters.values() if p.trainable)
-    if found is None or flops_per_s is None or not trained:
+    if found is None or flops_per_s is None:
         return None
-    return break_even_tokens(state, trained, flops_per_s, found.disk, read_fraction=14 / 26)
+    return break_even_tokens(state, _flops_per_token(made), flops_per_s, found.disk)
+
+
+def _flops_per_token(made: Plan) -> int:
+    """Return the flops a token: 2 a parameter in each pass, and 2 more for a gradient of weights.
+
+    Forward, recomputation and gradients of values where something learns; else the forward alone.
+    """
+    model, flops = made.captured.model, 0
+    for segment in model.segments:
+        learns = made.builder.objects.learns(segment)
+        for name in segment.owns:
+            parameter = model.parameters[name]
+            passes = 3 + parameter.trainable if learns else 1
+            flops += 2 * passes * parameter.tensor.numel
+    return flops

@@ -102,11 +102,12 @@ def test_reasons_and_patterns() -> None:
                             name == "used")
         for name, p in module.named_parameters()
     }  # fmt: skip
-    found = trained_parameters(module, parameters, "my:model")
+    own = [name for name in parameters if name.startswith("frozen")]
+    found = trained_parameters(module, parameters, "my:model", [*own, "layers.0.weight"])
     assert (found.count, found.total) == (6, 6 + 24 + 18 + 5 + 4)
     assert found.frozen["the loss does not reach"] == ("unused",)
     assert found.frozen["no floating-point numbers"] == ("table",)
     assert found.frozen["frozen by my:model"][:2] == ("frozen.0", "frozen.1")
-    assert "frozen by my:model: frozen.* (12), layers.*.weight (3), layers.*.bias (3)" in (
-        found.line()
-    )
+    assert found.frozen["frozen by train.freeze"][0] == "layers.0.bias"
+    assert "frozen by my:model: frozen.* (12), layers.0.weight; frozen by" in found.line()
+    assert "by train.freeze: layers.*.bias (3), layers.*.weight (2)" in found.line()

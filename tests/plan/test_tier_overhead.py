@@ -128,7 +128,7 @@ def test_a_forecast_contains_it_and_what_requests_cost(made: tuple[Config, Plan]
     assert traffic is not None
     by_bytes = step_s(LONG, IOWork(byte_s=1e-3)) - free
     assert by_bytes == pytest.approx(1e-3 * traffic.total_bytes)
-    durable = durable_objects(program, keeps_activations=config.store.keeps_values)
+    durable = durable_objects(program, keeps_activations=not config.store.commit.is_whole)
     kept = [key for i in program for key in durable(i)]
     committed = sum(plan.layouts.size_bytes(key) for key in kept)
     sums = step_s(LONG, IOWork(checksum_byte_s=1e-3)) - free

@@ -44,7 +44,9 @@ def segment(index: int, **fields: tuple[str, ...]) -> SegmentSpec:
 @st.composite
 def models(draw: st.DrawFn) -> ModelSpec:
     """Draw a model: long skips, tied and frozen parameters, mutated buffers, values without
-    gradients, segments that own nothing."""
+    gradients, segments that own nothing, or below which nothing learns; the last one learns.
+
+    What is trained is reached: a value has a gradient where its segment learns."""
     count = draw(st.integers(1, 5))
     parameters: dict[str, ParameterSpec] = {}
     buffers: dict[str, BufferSpec] = {}
@@ -67,8 +69,18 @@ def models(draw: st.DrawFn) -> ModelSpec:
         name = f"v{producer}" if producer else "batch.x"
         later = draw(st.lists(st.integers(producer + 1, count), unique=True, max_size=3))
         readers = tuple(sorted({producer + 1, *later}))
-        gradient = producer > 0 and draw(st.booleans())
+        below = [v for v in values.values() if producer in v.readers]
+        trained = [parameters[name].trainable for name in reads.get(producer, [])]
+        gradient = any([*trained, *(v.gradient for v in below)])
         values[name] = ValueSpec(tensor(name, 3), producer, readers, gradient)
+        if producer and draw(st.booleans()):  # whole numbers, such as positions
+            readers = tuple(sorted({producer + 1, *later}))
+            values[f"i{producer}"] = ValueSpec(tensor(f"i{producer}", 3), producer, readers, False)
+    if not any(v.gradient and count in v.readers for v in values.values()):
+        name = f"p{count}.last"
+        parameters[name] = ParameterSpec(tensor(name, 4), "float32", True)
+        owned[count].append(name)
+        reads[count].append(name)
     values["loss"] = ValueSpec(tensor("loss"), count, (), True)
     segments = tuple(
         segment(

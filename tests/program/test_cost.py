@@ -33,16 +33,18 @@ def model(flops: list[int]) -> ModelSpec:
 
 @given(cache=caches, m=st.integers(1, 100))
 def test_the_bound_is_the_formula_of_the_design(cache: int, m: int) -> None:
-    """Split master: 26 P - (3 - 1/m) min(C, 2P) - (2 - 1/m) max(0, min(C, 12P) - 2P) + 2K (+ K)."""
+    """Split master: 26 P - (3 - 1/m) min(C, 2P) - (2 - 1/m) max(0, min(C, 12P) - 2P) + 2K."""
     formula = (
         26 * P
         - (3 - 1 / m) * min(cache, 2 * P)
         - (2 - 1 / m) * max(0, min(cache, 12 * P) - 2 * P)
         + 2 * K
-        + (K if m == 1 else 0)
         - 2 * min(K, max(0, cache - 12 * P))
     )
     assert least_traffic_bytes(SPLIT, K, cache, commit_every=m) == pytest.approx(formula)
+    kept = formula + K + min(K, max(0, cache - 12 * P))
+    inside = least_traffic_bytes(SPLIT, K, cache, commit_every=m, in_segments=True)
+    assert inside == pytest.approx(kept)
 
 
 @given(cache=caches, more=caches, m=st.integers(1, 100))
@@ -52,6 +54,18 @@ def test_memory_never_costs_traffic(cache: int, more: int, m: int) -> None:
     assert least_traffic_bytes(SPLIT, K, cache + more, commit_every=m) <= bound + 1
     assert least_traffic_bytes(SPLIT, K, cache, commit_every=m + 1) <= bound + 1
     assert bound >= 12 * P / m - 1
+
+
+@given(cache=caches, below=st.booleans())
+def test_frozen_weights_are_only_read(cache: int, below: bool) -> None:
+    """Twice, or once where nothing learns; what memory holds of them is not read."""
+    frozen = StateBytes(0, 0, **{"frozen_below" if below else "frozen": 2 * P})
+    times = 1 if below else 2
+    expected = times * (2 * P - min(cache, 2 * P))
+    assert least_traffic_bytes(frozen, 0, cache) == expected
+    beside = StateBytes(2 * P, 10 * P, 0, 2 * P, 2 * P)
+    assert least_traffic_bytes(beside, 0, 0) == (26 + 4 + 2) * P
+    assert (beside.read_bytes, beside.write_bytes) == (20 * P, 12 * P)
 
 
 def test_the_table_of_the_design() -> None:
@@ -87,11 +101,12 @@ def test_recomputation_is_a_quarter_at_most(flops: list[int]) -> None:
     assert useful_fraction(model([0] * 1000), ()) == pytest.approx(0.75, abs=1e-3)
     assert useful_fraction(model(flops), range(1, len(flops))) == 1
     assert fraction <= useful_fraction(model(flops), {1})
+    assert fraction <= useful_fraction(model(flops), (), learning=range(2, len(flops) + 1))
 
 
 def test_break_even_is_the_formula_of_the_design() -> None:
     """T* = 26 F / (8 BW): 54 thousand tokens at 100 TFLOP/s with 6 GB/s."""
     disk = Disk(6e9, 6e9, 6e9)
-    tokens = break_even_tokens(SPLIT, P, 100e12, disk, read_fraction=0.5)
+    tokens = break_even_tokens(SPLIT, 8 * P, 100e12, disk)
     assert tokens == pytest.approx(26 * 100e12 / (8 * 6e9), rel=1e-6)
     assert 54_000 < tokens < 54_500

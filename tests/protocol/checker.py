@@ -139,7 +139,7 @@ class _Checker:
     def again(self, start: Start, done: Done, step: int) -> int:
         """Return of how many segments a pass is repeated."""
         decision = start.decision
-        if self.scenario.commit_every > 1 or decision.step > step:
+        if self.scenario.is_whole or decision.step > step:
             return 0
         backwards = {k for what, k in done if what == "backward"}
         if decision.action is Action.CONTINUE:
@@ -155,7 +155,7 @@ class _Checker:
         if Rule.ONE_SEGMENT in self.rules:
             values = (place for place in self.disk.places if place[0] == "values")
             image = self.disk.keep_newest(image, values)
-        if self.scenario.commit_every > 1:
+        if self.scenario.is_whole:
             trees = self.disk.may_hold(image, STORE)
             return (
                 self.disk.unused(
@@ -304,7 +304,7 @@ class _Checker:
     def finished(self, state: _State) -> None:
         """Check that a run that came to its end has all its steps."""
         for k in self.scenario.stored:
-            if self.scenario.commit_every > 1:
+            if self.scenario.is_whole:
                 place: Place = ("tree", self.disk.read(state.image, STORE), k, "record")
             else:
                 place = ("slot", self.disk.read(state.image, ("live", k)), "record")

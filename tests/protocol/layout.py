@@ -28,7 +28,7 @@ def disk_of(scenario: Scenario) -> Disk:
     """Return the disks of a scenario; slots lie on them in turn."""
     device: dict[Place, int] = {}
     places: list[Place] = [METRICS]
-    if scenario.commit_every > 1:
+    if scenario.is_whole:
         places.append(STORE)
         for tree in "ab":
             places.append(("tree", tree, "root"))

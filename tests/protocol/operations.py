@@ -46,7 +46,7 @@ class DiskOps:
 
     def count(self, now: Step, instruction: Instruction, *, barrier: bool) -> None:
         """Count an instruction: a barrier, when what was left before it is durable."""
-        if self.scenario.commit_every == 1 and barrier and Rule.ONE_SEGMENT in self.rules:
+        if not self.scenario.is_whole and barrier and Rule.ONE_SEGMENT in self.rules:
             now.ops.append(("barrier",))
         k = instruction.segment
         if instruction.operation is Operation.FORWARD:

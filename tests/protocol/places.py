@@ -32,7 +32,7 @@ class Places:
 
     def all(self) -> list[Place]:
         """Return all of them."""
-        if self.scenario.commit_every > 1:
+        if self.scenario.is_whole:
             return []
         step = self.scenario.builder.step()
         places: dict[Place, None] = {}

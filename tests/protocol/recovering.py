@@ -58,7 +58,7 @@ class Recovery:
 
     def _start(self, image: Image) -> Start:
         scenario, read = self.scripts.scenario, self._reader(image)
-        if scenario.commit_every > 1:
+        if scenario.is_whole:
             return self._start_tree(image)
         if read(ROOT) is None:
             written = frozenset(k for k in scenario.stored if self._is_written(image, k))
@@ -153,7 +153,7 @@ class Recovery:
         segments = [segment.index for segment in self.scripts.model.segments]
         found = Found(
             versions=tuple(records[k][2] if k in records else None for k in segments),
-            commit_every=self.scripts.scenario.commit_every,
+            is_whole=self.scripts.scenario.is_whole,
             root_step=root[1],
         )
         decision = decide(found)
@@ -170,7 +170,7 @@ class Recovery:
         return lambda place: self.disk.read(image, place)
 
     def _is_written(self, image: Image, k: int) -> bool:
-        if self.scripts.scenario.commit_every > 1:
+        if self.scripts.scenario.is_whole:
             place: Place = ("tree", "a", k, "record")
         else:
             slot = self.disk.read(image, ("live", k))

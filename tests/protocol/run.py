@@ -33,6 +33,8 @@ class Scenario:
     builder: StepBuilder
     steps: int = 2
     commit_every: int = 1
+    whole: bool = False
+    """Commits the store as a whole also where that is in each step."""
     spares: int = 1
     """Slots that each shape class has beyond its segments."""
     alike: bool = True
@@ -57,9 +59,14 @@ class Scenario:
         return [s.index for s in self.builder.model.segments if self.builder.state_arrays[s.index]]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the store is committed as a whole, in one of two trees."""
+        return self.whole or self.commit_every > 1
+
+    @property
     def journal(self) -> bool:
         """Whether finished gradients are kept beside the slots."""
-        return self.builder.deferred and self.commit_every == 1
+        return self.builder.deferred and not self.is_whole
 
     def shape_class(self, k: int) -> str:
         return "a" if self.alike else f"c{k}"

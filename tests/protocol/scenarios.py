@@ -34,8 +34,10 @@ def network(
     if skip:
         readers[1] = tuple(range(2, segments + 1))
     names = ["batch.x", *(f"v{k}" for k in range(1, segments)), "loss"]
+    learning = min(k for k in numbers if k not in frozen)
     values = {
-        name: ValueSpec(tensor(name, 1), k, readers[k], k > 0) for k, name in enumerate(names)
+        name: ValueSpec(tensor(name, 1), k, readers[k], k >= learning)
+        for k, name in enumerate(names)
     }
     specs = tuple(
         segment(
@@ -76,6 +78,17 @@ SMALL = [
         alike=False,
     ),
     Scenario(
+        "fused, nothing learns in the first two",
+        _steps(network(4, frozen=(1, 2)), micro_batches=2),
+        spills=True,
+        alike=False,
+    ),
+    Scenario(
+        "deferred, nothing learns below a buffer",
+        _steps(network(3, buffers=(1, 2), frozen=(1, 2)), deferred=True),
+        alike=False,
+    ),
+    Scenario(
         "fused, readers without a commit between them",
         _steps(network(4, skip=True, frozen=(3,))),
         steps=1,
@@ -107,6 +120,18 @@ SMALL = [
     ),
     Scenario("values, several readers", _steps(network(3, skip=True)), steps=1, values=True),
     Scenario("trees", _steps(network(2, buffers=(2,))), steps=4, commit_every=2, spills=True),
+    Scenario(
+        "trees, each step",
+        _steps(network(3, buffers=(2,), frozen=(1,)), micro_batches=2),
+        whole=True,
+        spills=True,
+    ),
+    Scenario(
+        "trees, deferred, each step",
+        _steps(network(2), deferred=True),
+        whole=True,
+        spills=True,
+    ),
     Scenario(
         "trees, deferred", _steps(network(2), deferred=True), steps=3, commit_every=2, spills=True
     ),

@@ -85,7 +85,7 @@ class Scripts:
                 continue
             token = self.state_token(k, objects)
             record = ("record", k, 0, token, (), (), ())
-            if self.scenario.commit_every > 1:
+            if self.scenario.is_whole:
                 chunks, place = ("tree", "a", k, "chunks"), ("tree", "a", k, "record")
                 ops += [write({chunks: token}), flush([chunks])]
                 ops += [write({place: record}), flush([place])]
@@ -94,7 +94,7 @@ class Scripts:
             ops += [write({("new", k, "chunks"): token}), flush([("new", k, "chunks")])]
             ops += [write({("new", k, "record"): record}), flush([("new", k, "record")])]
             ops += [("rename", k), flush([("live", k)]), ("give", k)]
-        if self.scenario.commit_every > 1:
+        if self.scenario.is_whole:
             place = ("tree", "a", "root")
             ops += [rename({place: ("root", 0)}), flush([place])]
             ops += [rename({STORE: "a"}), flush([STORE])]
@@ -169,7 +169,7 @@ class Scripts:
 
     def _ends_tree(self, step: int) -> bool:
         every = self.scenario.commit_every
-        return every > 1 and (step % every == 0 or step == self.scenario.steps)
+        return self.scenario.is_whole and (step % every == 0 or step == self.scenario.steps)
 
     def _run(self, now: Step, program: Program, *, deferred: bool) -> None:
         """Execute a program; a deferred update is of the step before."""
@@ -181,14 +181,14 @@ class Scripts:
             self.disk.observe(now, instruction)
             if instruction.operation is Operation.UPDATE:
                 self._update(now, instruction, update_step, deferred=deferred)
-            elif instruction.operation is Operation.NORMS and self.scenario.commit_every == 1:
+            elif instruction.operation is Operation.NORMS and not self.scenario.is_whole:
                 self.disk.keep(now, instruction)
             elif instruction.operation is Operation.FORWARD and self.scenario.values:
                 self.disk.save(now, instruction)
             for key in instruction.frees:
                 now.spilled.discard(key)
                 now.memory.objects.pop(key, None)
-            if self.scenario.spills and self.scenario.commit_every == 1:
+            if self.scenario.spills and not self.scenario.is_whole:
                 self.disk.spill(now, instruction)
 
     def _update(self, now: Step, instruction: Instruction, version: int, *, deferred: bool) -> None:
@@ -197,7 +197,7 @@ class Scripts:
         losses, norms = (now.memory.pending if deferred else now.memory.ledger).frozen()
         ledger = (losses, self.disk.owned(k, norms))
         self._expect(f"state {k}", version, token)
-        if self.scenario.commit_every > 1:
+        if self.scenario.is_whole:
             self.disk.write_tree(now, k, version, token, ledger)
         else:
             self.disk.commit(now, k, version, token, ledger)

@@ -33,7 +33,9 @@ def _key(config: Config) -> str:
     """
     assert config.data.python is not None
     config = config.resolved()
-    train = config.train.model_dump(include={"steps", "seed", "threads", "loss_weighting"})
-    sections = (config.model, config.data, config.eval, config.optimizer)
+    train = config.train.model_dump(
+        include={"steps", "seed", "threads", "loss_weighting", "freeze"}
+    )
+    sections = (config.model, config.lora, config.data, config.eval, config.optimizer)
     dumped = [s and s.model_dump(mode="json") for s in sections]
     return json.dumps([*dumped, train], sort_keys=True)

@@ -198,7 +198,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         if not slot.exists():
             found.wrong.append(f"{slot.name} is a link to nothing: its disk seems to be missing")
     found.root_step = root.step
-    slots = Slots(run_dir, job.config.store.paths, trees=root.commit_every > 1)
+    slots = Slots(run_dir, job.config.store.paths, trees=root.is_whole)
     backing = DiskBacking(
         run_dir,
         plan.layouts,

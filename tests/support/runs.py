@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
@@ -20,7 +23,9 @@ from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.train import train
 
 __all__ = [
+    "adapted",
     "assert_same_bits",
+    "assert_same_state",
     "config_of",
     "losses",
     "norms",
@@ -44,6 +49,9 @@ def config_of(run_dir: Path, tree: dict[str, Any]) -> Config:
     }
     for section, fields in tree.items():
         base[section] = {**base.get(section, {}), **fields} if isinstance(fields, dict) else fields
+    commit = base["store"].get("commit", {})
+    if commit.get("every", 1) == 1:  # null would choose by the model's size
+        base["store"] = {**base["store"], "commit": {"unit": "segment", **commit}}
     path = run_dir.with_suffix(".yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(base))
@@ -100,8 +108,11 @@ def reference(config: Config) -> ReferenceResult:
             config.eval, config.data, run_dir=held_out_dir, model_vocabulary=factory.vocabulary
         )
         held_out = [held_out_data.batch(1, m) for m in range(held_out_data.micro_batches)]
+    make = factory.make
+    if config.lora is not None:
+        make = partial(adapted, factory.make, config.lora.fields(), config.train.seed)
     return train_reference(
-        factory.make,
+        make,
         data.batch,
         steps=config.train.steps,
         micro_batches=config.data.micro_batches,
@@ -116,7 +127,19 @@ def reference(config: Config) -> ReferenceResult:
         loss_weighting=config.train.loss_weighting,
         held_out=held_out,
         every=config.eval.every if config.eval is not None else 1,
+        freeze=config.train.freeze or (),
     )
+
+
+def adapted(make: Callable[[], nn.Module], fields: dict[str, Any], seed: int) -> nn.Module:
+    """Return a base with adapters as a user of PEFT makes them."""
+    import peft
+
+    module = make()
+    torch.manual_seed(seed)
+    with warnings.catch_warnings(action="ignore"):
+        found: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**fields), module)
+    return found
 
 
 def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -126,3 +149,13 @@ def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     ]
     assert not different, f"{len(different)} of {len(left)} tensors differ: {different[:5]}"
     assert set(left) == set(right)
+
+
+def assert_same_state(stored: dict[str, Tensor], plain: ReferenceResult) -> None:
+    """Assert that a run's weights and the buffers of its state dict have plain PyTorch's bits.
+
+    What is frozen is stored in the dtype that is computed with.
+    """
+    buffers = {name: value for name, value in plain.buffers.items() if name in stored}
+    rounded = {name: plain.parameters[name].bfloat16().float() for name in plain.rounded}
+    assert_same_bits(stored, plain.parameters | rounded | buffers)

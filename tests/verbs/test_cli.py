@@ -82,12 +82,18 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
     assert calls[1][1][0].memory.host == 2 * 2**30
     assert main(["inspect", str(tmp_path)]) == 0
     assert calls[2] == ("inspect_run", (tmp_path,), {})
-    options = {"from_step": None, "note": print}
+    options = {"form": "all", "from_step": None, "note": print}
     assert main(["export", str(tmp_path), "--to", str(to), "--dtype", "bfloat16"]) == 0
     assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), options)
     assert main(["export", str(tmp_path), "--to", str(to), "--from-step", "4"]) == 0
     options = {**options, "from_step": 4}
     assert calls[4] == ("export_weights", (tmp_path, to, None), options)
+    for number, (words, form) in enumerate(
+        ((["--adapter", str(to)], "adapter"), (["--merged", "--to", str(to)], "merged")), 5
+    ):
+        assert main(["export", str(tmp_path), *words]) == 0
+        asked = {**options, "form": form, "from_step": None}
+        assert calls[number] == ("export_weights", (tmp_path, to, None), asked)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,10 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
         (["inspect"], "the following arguments are required: RUN"),
         (["inspect", "nowhere"], "nowhere: no such run directory"),
         (["export", ".", "--to", "a.bin"], "must end in .safetensors"),
+        (["export", ".", "--to", "model"], "give --merged --to DIR (a model) or --adapter DIR"),
+        (["export", "."], "give one of --to FILE.safetensors and --adapter DIR"),
+        (["export", ".", "--adapter", "a", "--to", "b"], "give one of --to"),
+        (["export", ".", "--adapter", "a", "--merged"], "--merged writes a model"),
         (["export", ".", "--to", "a.safetensors", "--dtype", "fp8"], "invalid choice: 'fp8'"),
     ],
 )

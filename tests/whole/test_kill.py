@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.matrix import proof_but
 from tests.support.serving import Server
+from tests.whole.test_exactness import LLAMA
 
 pytestmark = pytest.mark.trains
 
@@ -25,6 +26,13 @@ CNN: dict[str, Any] = {
     "model": {"python": "tests.support.models:convolutional"},  # batch norm
     "data": {"python": "tests.support.datasets:image_labels"},
     "memory": {"segment": "4KiB"},
+    "train": {"steps": 4},
+}
+LORA: dict[str, Any] = {
+    "model": {"hf": LLAMA},
+    "lora": {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1},
+    "data": {"python": "tests.support.datasets:text"},
+    "memory": {"segment": "16KiB"},
     "train": {"steps": 4},
 }
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
@@ -50,6 +58,8 @@ MODES: dict[str, dict[str, Any]] = {
     "batch-norm-clipped": {**CNN, **CLIPPED},
     "trees": {**GPT, **TREES, **EVALUATED},
     "trees-clipped": {**CNN, **TREES, **CLIPPED},
+    "lora": LORA,
+    "lora-step": {**LORA, "store": {"commit": {"unit": "step"}}},
 }
 SMALL: dict[str, Any] = {
     **GPT,
@@ -114,18 +124,6 @@ def test_activations_that_a_power_loss_took_are_made_again(
     report = ask(server, tmp_path, "power loss", MODES[mode], positions=5)
     assert not report["wrong"]
     assert report["kills"] > 3 and report["more"] > 0
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("mode", ["fused", "clipped"])
-def test_without_values_a_killed_run_makes_its_forward_again(
-    mode: str, server: Server, tmp_path: Path
-) -> None:
-    """store.values: false costs forwards, and no bit."""
-    tree = {**MODES[mode], "store": {"values": False}}
-    report = ask(server, tmp_path, "power loss", tree, positions=3)
-    assert not report["wrong"]
-    assert report["more"] > 0
 
 
 @pytest.mark.proof

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,22 @@ from swaptrain.capture.init.intercept import Intercept
 from swaptrain.capture.init.record import OperationRecorder, RefusedError
 from swaptrain.capture.init.replay import Log, Window, copied
 
-__all__ = ["Construction", "construct"]
+__all__ = ["Addition", "Construction", "construct"]
+
+Values = Mapping[str, Callable[[], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What is added to a module once it is constructed: adapters on a base."""
+
+    add: Callable[[nn.Module], None]
+    """Changes the module in place; the seed is given again just before. It may read the parameters
+    that the module has, and must not write to them."""
+    values: Callable[[nn.Module], Values] = lambda _: {}
+    """Called before it: the values of those parameters that the constructor does not make."""
+    draw: bool = True
+    """As `draw` of `construct`, for what is added."""
 
 
 @dataclass(slots=True)
@@ -49,6 +65,8 @@ class Construction:
     """Why the construction could not be recorded."""
     _log: Log | None
     _values: dict[str, Window | torch.Tensor] | None
+    base_names: Mapping[str, str] = field(default_factory=dict)
+    """Of what was there before an addition: the first of its names then, by its names now."""
 
     def value(self, name: str) -> torch.Tensor:
         """Return the initial value of the parameter `name`, a new real tensor.
@@ -69,13 +87,22 @@ class Construction:
                 drop_pages(value.untyped_storage())
         return result
 
-    def largest_value_bytes(self) -> int:
-        """Return how many bytes `value` needs at most beyond its result, for any parameter.
+    def value_bytes(self, name: str) -> int:
+        """Return how many bytes `value` needs beyond its result.
 
         Estimated from the tensors of the recorded operations, without scratch inside kernels.
         """
-        windows = [value for value in self._remembered().values() if isinstance(value, Window)]
-        return max((self._log.peak_bytes(w) for w in windows if self._log is not None), default=0)
+        value = self._remembered()[name]
+        if self._log is None or not isinstance(value, Window):
+            return 0
+        return self._log.peak_bytes(value)
+
+    def nbytes(self, name: str) -> int:
+        """Return the bytes of a parameter's value."""
+        value = self._remembered()[name]
+        if isinstance(value, Window):
+            return math.prod(value.size) * value.dtype.itemsize
+        return value.numel() * value.element_size()
 
     def forget(self) -> None:
         """Free the log and the scratch files; values can no longer be had."""
@@ -97,6 +124,7 @@ def construct(
     resident_bytes: int = 256 << 20,
     draw: bool = True,
     check: Callable[[nn.Module], None] = check_memory,
+    addition: Addition | None = None,
 ) -> Construction:
     """Run `factory` under `seed` without keeping its parameters in memory.
 
@@ -109,18 +137,19 @@ def construct(
     Without `draw` the recorded operations draw no random numbers, which is quicker: names, shapes
     and strides are right, the values of parameters, of buffers and of the generators are not.
     `check` is called with the module as the factory left it, before memory that tensors share is
-    parted. Raises what it raises, and CaptureError for parameters that are not initialised or not
+    parted. An `addition` is part of the construction: its values are recorded and given as well.
+    Raises what it raises, and CaptureError for parameters that are not initialised or not
     dense on the CPU.
     """
     default_dtype = torch.get_default_dtype()
     files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
     try:
-        return _recorded(factory, seed, files, fake_from_bytes, check, draw=draw)
+        return _recorded(factory, seed, files, fake_from_bytes, check, addition, draw=draw)
     except Exception as error:
         # Whatever it is: if it is the factory's own error, the eager construction raises it again.
         refusal = str(error) or type(error).__name__
     torch.set_default_dtype(default_dtype)
-    return _file_backed(factory, seed, files, check, refusal)
+    return _file_backed(factory, seed, files, check, addition, refusal)
 
 
 def _recorded(
@@ -129,6 +158,7 @@ def _recorded(
     files: ScratchFiles,
     fake_from_bytes: int,
     check: Callable[[nn.Module], None],
+    addition: Addition | None,
     *,
     draw: bool,
 ) -> Construction:
@@ -137,6 +167,14 @@ def _recorded(
     _seed(seed)
     with recorder, Intercept(recorder), swapping_fakes(), _silent_fake_kernels():
         module = factory()
+        base = _names(module)
+        if addition is not None:
+            with _disable_current_modes():
+                for name, value in addition.values(module).items():
+                    recorder.give(module.get_parameter(name), value)
+            recorder.draw = addition.draw
+            _seed(seed)
+            addition.add(module)
     if recorder.refusal is not None:
         raise RefusedError(recorder.refusal)
     check_parameters(module)
@@ -146,7 +184,9 @@ def _recorded(
     recorder.log.keep_only(list(windows.values()))
     values = windows | fake_parameters(module, fake_mode, files)
     names = {name: values[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
-    return Construction(module, fake_mode, True, None, recorder.log, names)
+    return Construction(
+        module, fake_mode, True, None, recorder.log, names, _base_names(module, base)
+    )
 
 
 def _file_backed(
@@ -154,18 +194,38 @@ def _file_backed(
     seed: int,
     files: ScratchFiles,
     check: Callable[[nn.Module], None],
+    addition: Addition | None,
     refusal: str,
 ) -> Construction:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     _seed(seed)
     with FileBacked(files):
         module = factory()
+        base = _names(module)
+        if addition is not None:
+            with torch.no_grad():
+                for name, value in addition.values(module).items():
+                    module.get_parameter(name).copy_(value())
+            _seed(seed)
+            addition.add(module)
     check_parameters(module)
     check(module)
     unfile_buffers(module)
     values = fake_parameters(module, fake_mode, files)
     names = {name: values[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
-    return Construction(module, fake_mode, False, refusal, None, dict(names))
+    return Construction(
+        module, fake_mode, False, refusal, None, dict(names), _base_names(module, base)
+    )
+
+
+def _names(module: nn.Module) -> dict[int, str]:
+    """Return the first name of each parameter by its identity."""
+    return {id(parameter): name for name, parameter in module.named_parameters()}
+
+
+def _base_names(module: nn.Module, base: Mapping[int, str]) -> dict[str, str]:
+    found = module.named_parameters(remove_duplicate=False)
+    return {name: base[id(p)] for name, p in found if id(p) in base}
 
 
 @contextlib.contextmanager

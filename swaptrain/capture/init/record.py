@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -50,7 +50,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.refusal: str | None = None
         self._fake_mode = fake_mode
         self._fake_from_bytes = fake_from_bytes
-        self._draw = draw
+        self.draw = draw
         # A storage's key is its address: each has to live as long as the log.
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._constant_bytes = 0
@@ -84,6 +84,32 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.untyped_storage().nbytes() != self.log.storage_bytes(window.storage):
             raise self.refuse("the constructor changes the size of a storage")
         return window
+
+    def give(self, tensor: torch.Tensor, value: Callable[[], torch.Tensor]) -> None:
+        """Let a tensor have a value from elsewhere, laid out as it is, whatever made it before.
+
+        Of a fake one the value is asked for when something that depends on it is.
+        """
+        if not isinstance(tensor, FakeTensor):
+            with torch.no_grad():
+                tensor.copy_(value())
+            return
+        window = self.window(tensor)
+        if not window.covers(self.log.storage_bytes(window.storage)):
+            raise self.refuse("a parameter that begins from a checkpoint shares its memory")
+        self.log.append(
+            LoggedOperation(
+                value,
+                (),
+                tree_flatten(((), {}))[1],
+                (window,),
+                reads=frozenset(),
+                writes=frozenset({window.storage}),
+                generator_state=None,
+                default_dtype=torch.get_default_dtype(),
+            ),
+            {},
+        )
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return real tensors with the present values of the fake `tensors`."""
@@ -160,7 +186,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif operations.fills_its_target(func) and writes[0].covers(sizes[writes[0].storage]):
             reads = {leaf.storage for leaf in arguments[1:] if isinstance(leaf, Window)}
         state = operations.generator_state(func, leaves)
-        drawn = state is not None and (self._draw or not operations.draws_by_shape(func))
+        drawn = state is not None and (self.draw or not operations.draws_by_shape(func))
         if drawn or (created and not operations.has_known_layout(func)):
             self._rehearse(func, leaves, structure, results, created)
         touched = {window.storage for window in writes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,8 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 class LoggedOperation:
     """One logged operation. Its tensor arguments are windows, or small constants."""
 
-    function: OpOverload
+    function: OpOverload | Callable[[], torch.Tensor]
+    """Without arguments: it gives a value that comes from elsewhere."""
     arguments: tuple[Any, ...]
     """The leaves of (args, kwargs)."""
     structure: TreeSpec

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -75,7 +76,14 @@ def _compared(config: Config, prepared: Prepared, need_bytes: int) -> tuple[Comp
     subject = _subject(config, prepared, batch, need_bytes)
     initial = prepared.built.initial if subject.make == prepared.factory.make else None
     try:
-        model = plain_model(subject.make, config.train.seed, initial, prepared.built.thawed)
+        model = plain_model(
+            subject.make,
+            config.train.seed,
+            initial,
+            prepared.built.thawed,
+            config.train.freeze or (),
+            prepared.adapter,
+        )
     except ConfigError as error:
         raise NotComparable(f"the constructor fails when it is called again: {error}") from error
     try:
@@ -113,11 +121,15 @@ def _subject(
         )
     else:
         reason = f"that takes about {seconds:.0f} s, more than {MOST_S:.0f}"
-    return _smaller(config, prepared.factory, batch, reason)
+    return _smaller(config, prepared.factory, prepared.adapter, batch, reason)
 
 
 def _smaller(
-    config: Config, factory: Factory, batch: Mapping[str, Tensor], reason: str
+    config: Config,
+    factory: Factory,
+    adapter: Mapping[str, Any] | None,
+    batch: Mapping[str, Tensor],
+    reason: str,
 ) -> _Subject:
     """Return the same architecture with as many layers as fit. Raises NotComparable with `reason`.
 
@@ -130,7 +142,8 @@ def _smaller(
         if fewer is None:
             continue
         try:
-            built = build(small, replace(fewer, checkpoint=lambda: None), batch)
+            fresh = replace(fewer, checkpoint=lambda: None)
+            built = build(small, fresh, batch, adapter=adapter, is_whole=False)
         except ConfigError as error:
             raise NotComparable(f"{reason}; with {layers} layers: {error}") from error
         captured = cut_in_pieces(built.uncut)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.errors import SwaptrainError
 from swaptrain.models.factory import described
-from swaptrain.models.pretrained import InitialWeights
+from swaptrain.models.freeze import freeze
+from swaptrain.models.initial_weights import InitialWeights
+from swaptrain.models.lora import inject
 from swaptrain.models.thaw import thaw
 from swaptrain.plan.check_capture.draws import SameDraws, seed_generators
 
@@ -36,15 +39,21 @@ def plain_model(
     seed: int,
     initial: InitialWeights | None,
     thawed: Collection[str] = (),
+    frozen: Sequence[str] = (),
+    adapter: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Construct the model as plain PyTorch does, with the run's own initial values.
 
     `initial` has them where they do not come from the constructor; `thawed` are parameters that it
-    freezes and the run trains. The generators of torch, Python and numpy stand afterwards where the
+    freezes and the run trains; `frozen` are the patterns of `train.freeze`, `adapter` the
+    fields of adapters. The generators of torch, Python and numpy stand afterwards where the
     constructor leaves them. Raises NotComparable.
     """
     seed_generators(seed)
     model = make()
+    if adapter is not None:
+        seed_generators(seed)
+        inject(model, adapter)
     tensors = [*model.parameters(), *model.buffers()]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
         raise NotComparable("the factory gives the same module again when it is called again")
@@ -53,6 +62,7 @@ def plain_model(
         raise NotComparable(f"the constructor makes {narrow[0]} in 16 bits")
     if initial is not None:
         thaw(model, thawed)
+    freeze(model, frozen, all_match=False)
     if initial is not None and initial.origin is not None:
         buffers = dict(initial.module.named_buffers())
         with torch.no_grad():

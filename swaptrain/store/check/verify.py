@@ -209,7 +209,7 @@ class Verifier:
             if before == now:
                 return now
             before = now
-            if root.commit_every > 1:
+            if root.is_whole:
                 root = read_root(self._run_dir) or root
         self.result.notes.append(
             "what the step in progress needs changes faster than it can be read: not checked"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import xxhash
@@ -33,6 +33,7 @@ from swaptrain.store.format.schema import (
     AtLeastOne,
     Dtype,
     Items,
+    JsonNumber,
     Name,
     Record,
     ShownText,
@@ -41,12 +42,13 @@ from swaptrain.store.format.schema import (
 from swaptrain.store.format.schema_static import StaticRecord, check_static_array
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths, link_text
 
-__all__ = ["FORMAT", "Choices", "RootRecord", "RootRow", "create_root", "damaged_buffers"]
+__all__ = ["FORMAT", "AdapterRecord", "Choices", "MergeRecord", "RootRecord", "RootRow"]
+__all__ += ["create_root", "damaged_buffers"]
 __all__ += ["ensure_group", "free_bytes"]
 __all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["write_buffers"]
 
-FORMAT = 3
+FORMAT = 4
 """The version of what is on disk; a store of another one is refused."""
 
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
@@ -68,6 +70,34 @@ class RootRow(Record):
     """Whether it has parameters that no update changes."""
 
 
+class MergeRecord(Record):
+    """A weight of the base, and the adapter that a merge adds to it, by the names of parameters."""
+
+    weight: Name
+    kind: Name
+    """How the weight lies: linear [out, in], conv1d [in, out], embedding [rows, out]."""
+    a: Name
+    b: Name
+    magnitude: Name | None = None
+    """Of DoRA."""
+    r: AtLeastOne
+    alpha: JsonNumber
+
+
+class AdapterRecord(Record):
+    """Adapters on a base that stays as it is, as PEFT knows them."""
+
+    fields: dict[str, Any]
+    """Of PEFT's LoraConfig: what the modules are made with."""
+    config: dict[str, Any]
+    """What PEFT writes to adapter_config.json."""
+    names: dict[Name, Name]
+    """What PEFT's file holds: its names by those of the model."""
+    plain: dict[Name, Name | None]
+    """Names in the merged model by those of the model, where they differ; null: left out."""
+    merges: Items[MergeRecord]
+
+
 class Choices(Record):
     """What was chosen at creation and holds since: the bits of the run depend on it."""
 
@@ -76,6 +106,8 @@ class Choices(Record):
     """Digest of the uncut graph and its constants."""
     thawed: Items[Name] = ()
     """Parameters that are trained though the constructor freezes them."""
+    model: Name | None = None
+    """Class of transformers, or the function that made the model."""
     trained: Annotated[str, Field(max_length=2**16, pattern=PRINTABLE)] | None = None
     """How much of the model is trained, for a person."""
     chunk: AtLeastOne
@@ -106,13 +138,25 @@ class RootRecord(Record):
     segments: Annotated[Items[RootRow], Field(min_length=1)]
     """The segment table, in order."""
     commit_every: AtLeastOne
+    unit: Literal["segment", "step"] = "segment"
+    """What is committed together."""
     choices: Choices
+    adapter: AdapterRecord | None = None
+    """None: the model itself is trained."""
     step: Whole
-    """The committed step, for a store with commit_every > 1 (else the slots' records say it)."""
+    """The committed step, where the store is committed as a whole (else the slots' records say
+    it)."""
     format: AtLeastOne
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is committed as a whole, in one of two trees."""
+        return self.unit == "step"
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
+        if self.commit_every > 1 and not self.is_whole:
+            raise ValueError("the root's record commits segments each few steps")
         for number, row in enumerate(self.segments, 1):
             if row.segment != number:
                 raise ValueError(f"row {number} of the segment table is of segment {row.segment}")

@@ -137,18 +137,18 @@ def read_position(
             return RunPosition(Found(None), None, live, damages=tuple(unread))
     deferred = root.choices.deferred
     gradients, torn = dict[int, SegmentRecord](), list[DamagedStoreError]()
-    if deferred and root.commit_every == 1:
+    if deferred and not root.is_whole:
         gradients, torn = _finished_gradients(paths, root, live)
     versions = _versions(live)
-    finished = _versions(gradients) if deferred and root.commit_every == 1 else None
-    last = last_commit(versions, finished) if root.commit_every == 1 else None
+    finished = _versions(gradients) if deferred and not root.is_whole else None
+    last = last_commit(versions, finished) if not root.is_whole else None
     indices = [row.segment for row in root.segments]
     found = Found(
         versions=tuple(versions.get(k) for k in indices),
         gradients=None if finished is None else tuple(finished.get(k) for k in indices),
         # As if the hand-off were whole: its bytes are for a start to read.
         handoffs=frozenset(() if last is None else {last}),
-        commit_every=root.commit_every,
+        is_whole=root.is_whole,
         root_step=root.step,
     )
     position = RunPosition(found, None, live, gradients, torn=tuple(torn))

@@ -54,9 +54,10 @@ class Found:
     """Deferred mode: versions of the spilled gradients; None for a record that does not verify."""
     handoffs: frozenset[tuple[int, int]] = field(default_factory=frozenset)
     """(segment, step) of the hand-offs that verify."""
-    commit_every: int = 1
+    is_whole: bool = False
+    """Whether the store is committed as a whole."""
     root_step: int = 0
-    """The step that the root's record says, for commit_every > 1."""
+    """The step that the root's record says, where it is."""
 
 
 def last_commit(
@@ -88,11 +89,11 @@ def decide(found: Found) -> Decision:
     if not with_state:
         raise DamagedStoreError("the store has no segment with state to update")
     if found.gradients is None:
-        if found.commit_every > 1:
+        if found.is_whole:
             return _decide_tree(found, versions, None)
         return _decide_fused(found, versions)
     gradients = {k: found.gradients[k - 1] for k in with_state}
-    if found.commit_every > 1:
+    if found.is_whole:
         return _decide_tree(found, versions, gradients)
     return _decide_deferred(found, versions, gradients)
 
@@ -162,7 +163,7 @@ def _mixed(found: Found) -> DamagedStoreError:
     text = f"versions of segments 1 to {len(found.versions or ())}: {show(found.versions or ())}"
     if found.gradients is not None:
         text += f"; of their gradients: {show(found.gradients)}"
-    if found.commit_every > 1:
+    if found.is_whole:
         text += f"; the root says step {found.root_step}"
     return DamagedStoreError(
         f"the store holds a mixture that no interruption leaves ({text}): was it copied or "

@@ -31,7 +31,7 @@ from tests.store.helpers import small_root
 def test_the_root_comes_back(tmp_path: Path) -> None:
     """What is recorded at creation is read as it was; before that there is no store."""
     assert read_root(tmp_path) is None
-    record = small_root(2, commit_every=3, step=6)
+    record = small_root(2, commit_every=3, unit="step", step=6)
     create_root(tmp_path, record)
     assert read_root(tmp_path) == record
     assert (

@@ -128,8 +128,15 @@ def test_deferred(
         pytest.param((3, 4, 4), (4, 4, 4), {}, id="deferred, updated from above"),
         pytest.param((4, 4, 3), (4, 4, None), {}, id="deferred, a pending gradient is torn"),
         pytest.param((4, 4, 4), (5, 4, 5), {}, id="deferred, the last gradient before others"),
-        pytest.param((5, 6, 6), None, {"commit_every": 3, "step": 6}, id="trees, two steps"),
-        pytest.param((5, 5, 5), None, {"commit_every": 3, "step": 6}, id="trees, another root"),
+        pytest.param(
+            (5, 6, 6), None, {"commit_every": 3, "unit": "step", "step": 6}, id="trees, two steps"
+        ),
+        pytest.param(
+            (5, 5, 5),
+            None,
+            {"commit_every": 3, "unit": "step", "step": 6},
+            id="trees, another root",
+        ),
     ],
 )
 def test_what_no_interruption_leaves(
@@ -161,7 +168,7 @@ def test_gradients_of_another_model_are_none(tmp_path: Path) -> None:
 
 def test_trees_are_of_the_roots_step(tmp_path: Path) -> None:
     """No update is pending in a store whose commits are of whole steps."""
-    position = written(tmp_path, (6, 6, 6), commit_every=3, step=6)
+    position = written(tmp_path, (6, 6, 6), commit_every=3, unit="step", step=6)
     assert seen(position) == (6, None, None, None)
 
 
@@ -214,7 +221,7 @@ def test_everyone_says_the_same(jobs: Callable[[str], Job], state: str, tmp_path
             micro_batches=micro_batches,
             deferred=plan.builder.deferred,
         )
-        slots = Slots(run_dir, trees=root.commit_every > 1)
+        slots = Slots(run_dir, trees=root.is_whole)
         assert find_resume_point(plan.layouts, slots, backing, root).decision == position.decision
 
 

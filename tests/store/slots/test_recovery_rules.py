@@ -77,20 +77,20 @@ DEFERRED_ROWS = [
     ),
 ]
 TREE_ROWS = [
-    ("fused", Found((6, 6, 6), commit_every=3, root_step=6), Decision(Action.BEGIN, 7)),
+    ("fused", Found((6, 6, 6), is_whole=True, root_step=6), Decision(Action.BEGIN, 7)),
     (
         "deferred",
-        Found((5, 5, 5), (6, 6, 6), commit_every=3, root_step=6),
+        Found((5, 5, 5), (6, 6, 6), is_whole=True, root_step=6),
         Decision(Action.BEGIN, 7, pending=(1, 2, 3)),
     ),
     (
         "deferred, flushed",
-        Found((6, 6, 6), (6, 6, 6), commit_every=3, root_step=6),
+        Found((6, 6, 6), (6, 6, 6), is_whole=True, root_step=6),
         Decision(Action.BEGIN, 7),
     ),
     (
         "deferred, nothing trained",
-        Found((0, 0, 0), (None, None, None), commit_every=3),
+        Found((0, 0, 0), (None, None, None), is_whole=True),
         Decision(Action.BEGIN, 1),
     ),
 ]
@@ -154,9 +154,9 @@ def test_deferred_patterns() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        Found((6, 6, 5), commit_every=2, root_step=6),
-        Found((5, 5, 5), commit_every=2, root_step=6),
-        Found((5, 5, 5), (6, 6, 5), commit_every=2, root_step=6),
+        Found((6, 6, 5), is_whole=True, root_step=6),
+        Found((5, 5, 5), is_whole=True, root_step=6),
+        Found((5, 5, 5), (6, 6, 5), is_whole=True, root_step=6),
         Found((None, None)),
     ],
 )

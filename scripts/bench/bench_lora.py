@@ -1,0 +1,162 @@
+"""Compare LoRA in swaptrain with PEFT in memory, with checkpointing, and with a mapped base.
+
+Same base, adapters, tokens, threads and allocator; one system after the other on an idle machine
+(--rounds: in turns). swaptrain runs under a hard limit of its base, `memory.host` and 64 MiB, the
+others without one but for the mapped base. Prints medians of a step after warm-up.
+
+    pip install -e '.[lora]'
+    python scripts/bench/bench_lora.py
+    python scripts/bench/bench_lora.py --case 270m-8 --systems swaptrain checkpointing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from bench_peers import PEERS, SLACK_BYTES, base_bytes, result
+from kernel_limits import can_limit, run_limited
+from peer_results import Result, show, together
+
+from swaptrain.cli import SPIN_COUNT
+from swaptrain.units import parse_size
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for peers
+
+from peers.job import SEQUENCE, swaptrain_config, write_job
+from peers.lora import ALPHA, RANK
+
+__all__ = ["main"]
+
+SYSTEMS = ("swaptrain", "plain", "checkpointing", "mapped")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, swaptrain's budget, and the limit of the process whose base is mapped."""
+
+    shape: str
+    micro_batches: int
+    host: str
+    mapped_limit: str
+
+
+CASES = {
+    "270m-1": Case("270m", 1, "700MiB", "1GiB"),
+    "270m-8": Case("270m", 8, "700MiB", "1GiB"),
+    "270m-16": Case("270m", 16, "700MiB", "1GiB"),
+    "1.3b-1": Case("1.3b", 1, "2GiB", "3GiB"),
+    "small": Case("4m", 2, "200MiB", "1GiB"),
+}
+
+
+def write_base(job: Path, shape: str) -> None:
+    """Write a job whose weights lie beside its config, in bfloat16: a base as one downloads it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    write_job(job, shape, sequences=256)
+    drawn = load_file(job / "weights" / "model.safetensors")
+    shutil.rmtree(job / "weights")
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in drawn.items()}
+    save_file(rounded, job / "model.safetensors", metadata={"format": "pt"})
+
+
+def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
+    """Run one system on one case."""
+    if system == "swaptrain":
+        return measure_swaptrain(case, options, job, work)
+    command = [sys.executable, str(PEERS / "lora.py"), f"--job={job}", f"--work={work / system}"]
+    command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
+    command += [f"--steps={options.warmup + options.steps}", system]
+    limit = parse_size(case.mapped_limit) if system == "mapped" and options.limit else None
+    done = run_limited(command, limit, options.environment)
+    rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("STEP ")]
+    return result(system, limit, rows, done.returncode, done.stderr, options)
+
+
+def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: Path) -> Result:
+    """Run swaptrain under base + budget + 64 MiB."""
+    run_dir, config = work / "swaptrain", work / "swaptrain.yaml"
+    steps = options.warmup + options.steps
+    tree: dict[str, Any] = swaptrain_config(
+        job, run_dir, micro_batches=case.micro_batches, steps=steps
+    )
+    tree["lora"] = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
+    tree["train"]["threads"] = options.threads
+    tree["train"]["recompute"] = True if options.recompute else None
+    tree["memory"] = {"host": options.host or case.host}
+    config.write_text(yaml.safe_dump(tree))
+    limit = None
+    if options.limit:
+        host_bytes = parse_size(tree["memory"]["host"])
+        limit = base_bytes(config, options.environment) + host_bytes + SLACK_BYTES
+    command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
+    try:
+        done = run_limited(command, limit, options.environment)
+        metrics = run_dir / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
+    return result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; --help explains them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    usual = [name for name in CASES if name != "small"]
+    parser.add_argument("--case", nargs="+", choices=CASES, default=usual, metavar="CASE",
+                        help=f"of {', '.join(CASES)}; default: all but small")  # fmt: skip
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM",
+                        help=f"of {', '.join(SYSTEMS)}; default: all")  # fmt: skip
+    parser.add_argument("--host", help="memory.host instead of the case's")
+    parser.add_argument("--recompute", action="store_true", help="let no segment save")
+    parser.add_argument("--steps", type=int, default=4, help="steps measured (default 4)")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of every system (default 1)")
+    parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
+    parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print case after case."""
+    options = parse(argv)
+    options.limit = can_limit()
+    options.environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPIN_COUNT)}
+    options.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench_lora.", dir=options.work) as directory:
+        work = Path(directory).resolve()
+        for name in options.case:
+            case = CASES[name]
+            job = work / case.shape
+            if not job.exists():
+                write_base(job, case.shape)
+            runs: dict[str, list[Result]] = {system: [] for system in options.systems}
+            for turn in range(options.rounds):
+                for system in reversed(options.systems) if turn % 2 else options.systems:
+                    print(f"{name}, round {turn + 1}: {system} ...", file=sys.stderr, flush=True)
+                    runs[system].append(measure(case, system, options, job, work))
+            show(
+                f"{name}: LoRA r {RANK} on a base of {case.shape} parameters, "
+                f"{case.micro_batches} micro-batches of {SEQUENCE} tokens, memory.host "
+                f"{options.host or case.host}",
+                case.micro_batches * SEQUENCE,
+                [together(found) for found in runs.values()],
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

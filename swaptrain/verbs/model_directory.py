@@ -1,0 +1,116 @@
+"""A directory that transformers loads: config, tokenizer, and weights in files of a few GB."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError, RunError
+from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
+from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
+from swaptrain.units import GIB
+
+__all__ = ["check_model_directory", "write_model_directory"]
+
+_MOST_BYTES = 4 * GIB
+"""Of one file of weights, unless a tensor is larger."""
+_BESIDE = (
+    *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model", "chat_template*", "preprocessor_config.json"),
+    *("processor_config.json", "image_processor_config.json", "video_preprocessor_config.json"),
+)
+"""What of the base's directory says how text and pictures become its input; never code."""
+
+
+def check_model_directory(to: Path, config: Config) -> None:
+    """Raise ConfigError where no directory can be written: of another model, or over another."""
+    if config.model.hf is None:
+        raise ConfigError(
+            f"--to {to}: the model is made by {config.model.python}, which no config.json "
+            "describes: name a file that ends in .safetensors"
+        )
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"--to {to}: it exists and is not empty: name a new directory")
+
+
+def write_model_directory(
+    to: Path, tensors: Sequence[StreamedTensor], config: Config, architecture: str | None
+) -> int:
+    """Write a directory that is there as a whole or not at all; return the bytes of its weights."""
+    aside = to.with_name(to.name + ".partial")
+    if aside.exists():
+        shutil.rmtree(aside)  # of a process that was killed
+    make_directory(aside)
+    try:
+        total_bytes = _write_weights(aside, tensors)
+        _write_config(aside, config, architecture, _dtype(tensors))
+        flush_directory(aside)
+        if to.exists():
+            to.rmdir()
+        aside.rename(to)
+    except OSError as error:
+        raise RunError(f"cannot write {to}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    flush_directory(to.parent)
+    return total_bytes
+
+
+def _write_weights(directory: Path, tensors: Sequence[StreamedTensor]) -> int:
+    shards: list[list[StreamedTensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > _MOST_BYTES:
+            shards.append([])
+        shards[-1].append(tensor)
+    if len(shards) == 1:
+        return write_safetensors(directory / "model.safetensors", shards[0])
+    total_bytes, where = 0, dict[str, str]()
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        total_bytes += write_safetensors(directory / name, shard)
+        where.update((tensor.name, name) for tensor in shard)
+    size = sum(tensor.nbytes for tensor in tensors)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+    _write_json(directory / "model.safetensors.index.json", index)
+    return total_bytes
+
+
+def _write_config(
+    directory: Path, config: Config, architecture: str | None, dtype: str | None
+) -> None:
+    source = config.model.hf
+    if isinstance(source, dict):
+        found: dict[str, Any] = dict(source)
+    else:
+        base = Path(str(source))
+        try:
+            found = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"model.hf: cannot read {base / 'config.json'} of the base: {error}"
+            ) from error
+        for pattern in _BESIDE:
+            for file in base.glob(pattern):
+                if file.is_file():
+                    shutil.copyfile(file, directory / file.name)
+    found.pop("torch_dtype", None)
+    found |= {"architectures": [architecture]} if architecture else {}
+    found |= {"dtype": dtype} if dtype else {}
+    _write_json(directory / "config.json", found)
+
+
+def _dtype(tensors: Sequence[StreamedTensor]) -> str | None:
+    """Return the floating dtype that most numbers have."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        if "float" in tensor.dtype:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default=None)
+
+
+def _write_json(path: Path, tree: dict[str, Any]) -> None:
+    write_aside(path, (json.dumps(tree, indent=2) + "\n").encode())

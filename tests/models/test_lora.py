@@ -1,0 +1,316 @@
+"""Adapters: the bits of plain PEFT, in and out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+
+from swaptrain.config.load import load_config
+from swaptrain.data import open_data
+from swaptrain.errors import ConfigError
+from swaptrain.reference import train_reference
+from swaptrain.store.format.root import read_root
+from swaptrain.verbs.export import export_weights
+from swaptrain.verbs.plan import plan
+from swaptrain.verbs.train import train
+from tests.models.test_pretrained import BERT, MIXTRAL, loaded, saved
+from tests.support.matrix import matrix
+from tests.support.plain import PlainRuns
+from tests.support.runs import (
+    adapted,
+    assert_same_bits,
+    assert_same_state,
+    config_of,
+    losses,
+    norms,
+    trained,
+    weights,
+)
+from tests.whole.test_exactness import GPT2, LLAMA, T5
+
+UNTIED = {**LLAMA, "tie_word_embeddings": False}
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+    "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 32, "sliding_window": 8,
+}  # fmt: skip
+VIT: dict[str, Any] = {
+    "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 64, "image_size": 16, "patch_size": 4, "num_channels": 1,
+    "num_labels": 10, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "architectures": ["ViTForImageClassification"],
+}  # fmt: skip
+MODELS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "llama": (UNTIED, "text", {}),
+    "gpt2": (GPT2, "text", {"target_modules": ["c_attn", "c_proj"]}),
+    "gemma3": (GEMMA3, "text", {}),
+    "mixtral": (MIXTRAL, "text", {"target_modules": ["q_proj", "v_proj"]}),
+    "bert": (BERT, "text", {"target_modules": ["query", "value"]}),
+    "vit": (VIT, "pictures", {"target_modules": ["q_proj", "v_proj"]}),
+    "t5": (T5, "text", {"target_modules": ["q", "v"]}),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "rslora": {"use_rslora": True, "init_lora_weights": "gaussian", "bias": "all"},
+    "dora": {"use_dora": True},
+    "random": {"init_lora_weights": False, "rank_pattern": {"v_proj": 2}},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "uncut": {"memory": {"segment": "64MiB"}},
+    "small segments": {"memory": {"segment": "4KiB"}, "train": {"recompute": True}},
+    "saving": {"memory": {"segment": "16KiB"}, "train": {"recompute": False}},
+    "clipped": {"memory": {"segment": "16KiB"}, "optimizer": {"clip_norm": 0.3}},
+}
+DTYPES = ["float32", "bfloat16"]
+
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),  # PEFT's own
+]
+
+
+def lora_config(tmp_path: Path, name: str, kind: str = "lora", **tree: Any) -> Any:
+    fields, data, section = MODELS[name]
+    fixed: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    return config_of(
+        tmp_path / "run",
+        {
+            "optimizer": {"lr": 1e-2},
+            **tree,
+            "model": {"hf": fields, **tree.get("model", {})},
+            "data": {"python": f"tests.support.datasets:{data}"},
+            "lora": {**fixed, **section, **KINDS[kind], **tree.get("lora", {})},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "variant", "dtype"), matrix(MODELS, KINDS, VARIANTS, DTYPES)
+)
+def test_the_same_bits_as_plain_peft(
+    model: str, kind: str, variant: str, dtype: str, tmp_path: Path, plain_runs: PlainRuns
+) -> None:
+    """From the constructor's weights and `manual_seed` before the adapters, cut or uncut."""
+    tree = {**VARIANTS[variant], "model": {"dtype": dtype}}
+    config = lora_config(tmp_path, model, kind, **tree)
+    run_dir = trained(config)
+    plain = plain_runs.of(config)
+    assert losses(run_dir) == plain.losses
+    if variant == "clipped" or dtype == "float32":
+        assert norms(run_dir) == plain.grad_norms
+    assert_same_state(weights(run_dir), plain)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(UNTIED, tmp_path_factory.mktemp("lora") / "base", dtype=torch.bfloat16)
+
+
+SAVED: dict[str, dict[str, Any]] = {
+    "lora": {"target_modules": ["q_proj", "v_proj"], "bias": "lora_only"},
+    "dora": {"target_modules": ["q_proj", "up_proj"], "use_dora": True},
+    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"],
+             "layers_to_transform": [0, 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", SAVED)
+def test_from_a_checkpoint_to_peft_and_back(
+    kind: str, dtype: str, base: Path, tmp_path: Path
+) -> None:
+    """Begun from a base, written as PEFT does, loaded by it; merged; and gone on with."""
+    section = {"r": 4, "lora_alpha": 6, **SAVED[kind]}
+    tree = {
+        "model": {"hf": str(base), "dtype": dtype},
+        "data": {"python": "tests.support.datasets:text"},
+        "memory": {"segment": "16KiB"},
+        "lora": section,
+    }
+    config = config_of(tmp_path / "run", tree)
+    run_dir = trained(config)
+    data = open_data(config.data, seed=3, run_dir=tmp_path / "plain", model_vocabulary=64)
+    plain = train_reference(
+        lambda: adapted(lambda: loaded(base), section, 3),
+        data.batch,
+        steps=5,
+        micro_batches=3,
+        seed=3,
+        lr=1e-2,
+        weight_decay=0.1,
+        dtype=getattr(torch, dtype),
+    )
+    assert losses(run_dir) == plain.losses
+    exact = weights(run_dir)
+    assert_same_state(exact, plain)
+
+    adapter = tmp_path / "adapter"
+    export_weights(run_dir, adapter, None, form="adapter")
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
+    with_adapter = peft.PeftModel.from_pretrained(model, adapter)
+    own = dict(with_adapter.base_model.model.named_parameters())
+    root = read_root(run_dir)
+    assert root is not None and root.adapter is not None
+    names = root.adapter.names
+    file = load_file(adapter / "adapter_model.safetensors")
+    assert file.keys() == set(names.values())
+    for name, saved_name in names.items():
+        assert torch.equal(file[saved_name].to(own[name].dtype), own[name]), name
+        assert torch.equal(file[saved_name], exact[name]), name
+
+    ids = torch.arange(12)[None] % 64
+    merged = tmp_path / "merged"
+    export_weights(run_dir, merged, None, form="merged")
+    ours = transformers.AutoModelForCausalLM.from_pretrained(merged)
+    theirs = with_adapter.merge_and_unload()
+    state, expected = ours.state_dict(), theirs.state_dict()
+    assert state.keys() == expected.keys()
+    for name in expected:
+        assert state[name].dtype == expected[name].dtype, name
+        assert torch.equal(state[name], expected[name]), name
+    assert torch.equal(ours(ids).logits, theirs(ids).logits)
+
+    again = {**tree, "lora": {"from": str(adapter)}, "train": {"steps": 1}}
+    on = trained(
+        config_of(tmp_path / "again", again),
+    )
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"--adapter: .* trains the model itself"):
+        export_weights(_full_run(tmp_path), out, None, form="adapter")
+    begun = weights(on)
+    assert begun.keys() == exact.keys()
+
+
+def _full_run(tmp_path: Path) -> Path:
+    return trained(
+        config_of(
+            tmp_path / "full",
+            {
+                "model": {"hf": {**LLAMA, "num_hidden_layers": 1}},
+                "data": {"python": "tests.support.datasets:text"},
+                "train": {"steps": 1},
+            },
+        )
+    )
+
+
+def test_in_and_out_without_a_step_the_bytes_are_the_same(base: Path, tmp_path: Path) -> None:
+    """An adapter of PEFT's, gone on with for a step at a rate of nearly nothing, keeps its form."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    made = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"]))
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    made.save_pretrained(tmp_path / "theirs")
+    tree = {
+        "model": {"hf": str(base), "dtype": "bfloat16"},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"from": str(tmp_path / "theirs")},
+        "optimizer": {"name": "sgd", "lr": 1e-30, "weight_decay": 0.0},
+        "train": {"steps": 1},
+    }
+    run_dir = trained(config_of(tmp_path / "run", tree))
+    export_weights(run_dir, tmp_path / "ours", None, form="adapter")
+    theirs, ours = (tmp_path / name / "adapter_model.safetensors" for name in ("theirs", "ours"))
+    assert theirs.read_bytes() == ours.read_bytes()
+    configs = [
+        json.loads((tmp_path / name / "adapter_config.json").read_text())
+        for name in ("theirs", "ours")
+    ]
+    for config in configs:
+        config["target_modules"] = sorted(config["target_modules"])
+        config.pop("base_model_name_or_path"), config.pop("task_type"), config.pop("auto_mapping")
+    assert configs[0] == configs[1]
+
+
+def test_a_run_goes_on_without_the_adapter_it_began_from(base: Path, tmp_path: Path) -> None:
+    """What it was is recorded; another `lora` section is refused."""
+    tree = {
+        "model": {"hf": str(base)},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"r": 2, "target_modules": ["q_proj"]},
+        "train": {"steps": 2},
+    }
+    whole = trained(config_of(tmp_path / "whole", {**tree, "train": {"steps": 4}}))
+    first = config_of(tmp_path / "run", tree)
+    train(first)
+    longer = first.model_copy(update={"train": first.train.model_copy(update={"steps": 4})})
+    train(longer)
+    assert losses(longer.run.dir) == losses(whole)
+    assert_same_bits(weights(longer.run.dir), weights(whole))
+    other = config_of(tmp_path / "run", {**tree, "lora": {"r": 3, "target_modules": ["q_proj"]}})
+    with pytest.raises(ConfigError, match=r"lora\.r: 2 -> 3"):
+        train(other)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"init_lora_weights": "pissa"}, "pissa is not supported, which changes the base"),
+        ({"init_lora_weights": "olora"}, "olora is not supported"),
+        ({"init_lora_weights": "loftq"}, "loftq is not supported"),
+        ({"target_parameters": ["x"]}, "target_parameters is not supported"),
+        ({"megatron_core": "os"}, r"lora\.megatron_core: unknown key"),
+        ({"from": "x", "r": 3}, "from names an adapter"),
+        ({"r": 0}, "must be 1 or more"),
+    ],
+)
+def test_sections_that_are_refused(section: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lora_config(tmp_path, "llama", lora=section)
+
+
+def test_modules_that_are_not_there(tmp_path: Path) -> None:
+    config = lora_config(tmp_path, "llama", lora={"target_modules": ["nothing"]})
+    for run in (train, plan):
+        with pytest.raises(ConfigError, match=r"lora: .*nothing.* not found"):
+            run(config)
+    assert not (tmp_path / "run").exists()
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"peft_type": "IA3"}, "of the kind 'IA3'"),
+    ({"megatron_core": "evil", "megatron_config": {"a": 1}}, "sets megatron_co"),
+    ({"init_lora_weights": "pissa"}, "pissa is not supported"),
+    ({"target_parameters": ["experts"]}, "sets target_parameters"),
+    ({"layer_replication": [[0, 1]]}, "sets layer_replication"),
+    ({"r": "eight"}, r"adapter_config\.json: r"),
+    ({"r": 3}, "has the shape"),
+    ({"target_modules": ["o_proj"]}, "lacks .*o_proj"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), HOSTILE)
+def test_adapters_that_are_refused(
+    fields: dict[str, Any], message: str, base: Path, tmp_path: Path
+) -> None:
+    """A field that is not known by name reaches nobody; what does not fit is named."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    made = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    made.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    tree = {
+        "model": {"hf": str(base)},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"from": str(tmp_path / "adapter")},
+    }
+    with pytest.raises(ConfigError, match=message):
+        train(config_of(tmp_path / "run", tree))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recorded_config_is_read_again(tmp_path: Path) -> None:
+    config = lora_config(tmp_path, "llama", lora={"alpha_pattern": {"q_proj": 3}})
+    path = tmp_path / "again.yaml"
+    path.write_text(config.resolved_yaml())
+    assert load_config(path) == config.resolved()
