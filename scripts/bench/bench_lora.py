@@ -1,7 +1,7 @@
 """Compare LoRA in swaptrain with PEFT in memory, with checkpointing, and with a mapped base.
 
 Same base, adapters, tokens, threads and allocator; one system after the other on an idle machine
-(--rounds: in turns). swaptrain runs under a hard limit of its base, `memory.host` and 64 MiB, the
+(--rounds: in turns). swaptrain runs under a hard limit of its base, `memory.host` and 128 MiB, the
 others without one but for the mapped base. Prints medians of a step after warm-up.
 
     pip install -e '.[lora]'
@@ -22,20 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench_peers import PEERS, SLACK_BYTES, base_bytes, result
+from bench_peers import PEERS, base_bytes, result
 from kernel_limits import can_limit, run_limited
 from peer_results import Result, show, together
 
 from swaptrain.cli import SPIN_COUNT
-from swaptrain.units import parse_size
+from swaptrain.units import MIB, parse_size
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for peers
 
-from peers.job import SEQUENCE, swaptrain_config, write_job
-from peers.lora import ALPHA, RANK
+from peers.job import LORA_ALPHA, LORA_RANK, SEQUENCE, swaptrain_config, write_job
 
 __all__ = ["main"]
 
+SLACK_BYTES = 128 * MIB
+"""As in bench_peers, and what a start holds of the base's checkpoint; `plan` does not read it."""
 SYSTEMS = ("swaptrain", "plain", "checkpointing", "mapped")
 
 
@@ -84,13 +85,13 @@ def measure(case: Case, system: str, options: argparse.Namespace, job: Path, wor
 
 
 def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: Path) -> Result:
-    """Run swaptrain under base + budget + 64 MiB."""
+    """Run swaptrain under base + budget + 128 MiB."""
     run_dir, config = work / "swaptrain", work / "swaptrain.yaml"
     steps = options.warmup + options.steps
     tree: dict[str, Any] = swaptrain_config(
         job, run_dir, micro_batches=case.micro_batches, steps=steps
     )
-    tree["lora"] = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
+    tree["lora"] = {"r": LORA_RANK, "lora_alpha": LORA_ALPHA, "target_modules": "all-linear"}
     tree["train"]["threads"] = options.threads
     tree["train"]["recompute"] = True if options.recompute else None
     tree["memory"] = {"host": options.host or case.host}
@@ -149,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{name}, round {turn + 1}: {system} ...", file=sys.stderr, flush=True)
                     runs[system].append(measure(case, system, options, job, work))
             show(
-                f"{name}: LoRA r {RANK} on a base of {case.shape} parameters, "
+                f"{name}: LoRA r {LORA_RANK} on a base of {case.shape} parameters, "
                 f"{case.micro_batches} micro-batches of {SEQUENCE} tokens, memory.host "
                 f"{options.host or case.host}",
                 case.micro_batches * SEQUENCE,

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 SEQUENCE = 512
 VOCABULARY = 32000
 BETAS, EPS, WEIGHT_DECAY, LR = (0.9, 0.95), 1e-8, 0.1, 1e-4
+LORA_RANK, LORA_ALPHA = 16, 32
 
 SHAPES: dict[str, tuple[int, int, int, int]] = {
     # name: hidden size, layers, intermediate size, heads

@@ -12,11 +12,9 @@ import warnings
 from pathlib import Path
 
 import torch
-from job import LR, Meter, batches, empty_model, options
+from job import LORA_ALPHA, LORA_RANK, LR, Meter, batches, empty_model, options
 from safetensors import safe_open
 from torch import nn
-
-RANK, ALPHA = 16, 32
 
 
 def main() -> None:
@@ -56,7 +54,7 @@ def _with_adapters(model: nn.Module) -> nn.Module:
     import peft
 
     torch.manual_seed(0)
-    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")
+    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear")
     with warnings.catch_warnings(action="ignore"):
         adapted: nn.Module = peft.get_peft_model(model, config)
     return adapted.train()

@@ -162,7 +162,7 @@ class Runs:
 
     def too_much_again(self) -> str | None:
         """Say where a process did more again than a forward or the backwards that are allowed."""
-        if self.config.store.commit.every > 1:
+        if self.config.store.commit.is_whole:
             return None  # it goes back to the last commit of the whole store
         for again in self.done_again():
             backwards = self.config.store.commit.lag or 2

@@ -262,7 +262,7 @@ def _look_at_creation(job: Job, known: Known, found: Found) -> None:
     fingerprint = job.prepared.plan.captured.model.fingerprint
     if begun_otherwise(job.run_dir, fingerprint, None):
         found.wrong.append("an unfinished creation looks like that of another model")
-    tree = "a" if job.config.store.commit.every > 1 else None
+    tree = "a" if job.config.store.commit.is_whole else None
     live = set()
     for link in RunPaths(job.run_dir).segments(tree).glob("[0-9]*"):
         try:

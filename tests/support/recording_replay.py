@@ -75,12 +75,12 @@ class Bench:
         self.job, self._known, self._end = job, known, end
         self._rng = random.Random(seed)
         builder = job.prepared.plan.builder
-        self._deferred = builder.deferred and job.config.store.commit.every == 1
+        self._deferred = builder.deferred and not job.config.store.commit.is_whole
         self._looked: dict[int, Found] = {}
 
     def promises(self) -> Promises:
         """Return no promises."""
-        return Promises(trees=self.job.config.store.commit.every > 1)
+        return Promises(trees=self.job.config.store.commit.is_whole)
 
     def replay(
         self,
