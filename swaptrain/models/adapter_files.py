@@ -29,7 +29,7 @@ class AdapterFiles:
                 "never read, save it with safetensors"
             )
         self._checkpoint = Checkpoint(directory, [directory / _WEIGHTS], key="lora.from")
-        self.origin: dict[str, Any] = {"adapter": self._checkpoint.origin}
+        self.origin: dict[str, Any] = self._checkpoint.origin
         self.names = names
         places = module.state_dict(keep_vars=True)
         self._likes = {
@@ -76,6 +76,11 @@ class AdapterFiles:
                     f"{', for which there is no place' if what != 'lacks' else ''}"
                 )
         for name, saved in self.names.items():
+            if self._likes[name].is_floating_point() and not stored[saved].is_floating:
+                raise ConfigError(
+                    f"lora.from: {saved} of {directory} is stored in {stored[saved].dtype}: save "
+                    "the adapter in a floating dtype"
+                )
             if stored[saved].shape != tuple(self._likes[name].shape):
                 raise ConfigError(
                     f"lora.from: {saved} has the shape {stored[saved].shape} in {directory}, and "

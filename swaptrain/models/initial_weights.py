@@ -37,7 +37,7 @@ class InitialWeights:
         base = None if self._pretrained is None else self._pretrained.origin
         if self._adapter is None:
             return base
-        return {**(base or {"directory": "the constructor", "files": []}), **self._adapter.origin}
+        return {**(base or self._adapter.origin), "adapter": self._adapter.origin}
 
     def value(self, name: str) -> torch.Tensor:
         """Return the initial value of a parameter, a new real tensor.

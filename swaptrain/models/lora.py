@@ -17,7 +17,7 @@ from swaptrain.config.lora import LoraConfig
 from swaptrain.errors import ConfigError
 from swaptrain.models.factory import described
 
-__all__ = ["ADAPTER", "adapter_config", "adapter_fields", "inject", "saved_names"]
+__all__ = ["ADAPTER", "adapter_config", "adapter_fields", "checked_fields", "inject", "saved_names"]
 
 ADAPTER = "default"
 """PEFT's name of an adapter that nobody has named: it is a part of its parameters' names."""
@@ -53,12 +53,21 @@ def adapter_fields(section: LoraConfig) -> dict[str, Any]:
         raise ConfigError(f"lora.from: {path} is of the kind {kind!r}: only LORA is trained")
     _refuse_unknown(found, path)
     given = {name: found[name] for name in LoraConfig.field_names() if found.get(name) is not None}
+    return checked_fields(given, f"lora.from: {path}")
+
+
+def checked_fields(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return fields that somebody else wrote down, checked as those of a `lora` section are.
+
+    Raises ConfigError, which says `where`, for an unknown one and for an impossible value.
+    """
     try:
+        given = {name: value for name, value in found.items() if value is not None}
         return LoraConfig.model_validate(given).fields()
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"lora.from: {path}: {where}: {first['msg']}") from error
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{where}: {key}: {first['msg']}") from error
 
 
 def inject(module: nn.Module, fields: Mapping[str, Any]) -> None:

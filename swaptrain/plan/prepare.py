@@ -19,7 +19,7 @@ from swaptrain.data import HeldOut, look_at_held_out, open_example
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
-from swaptrain.models.lora import adapter_fields
+from swaptrain.models.lora import adapter_fields, checked_fields
 from swaptrain.plan.planner import Plan, Planner
 from swaptrain.plan.step_bytes import with_commit_unit
 from swaptrain.store.disk.durable_files import disk_errors
@@ -155,7 +155,7 @@ def _adapter(config: Config, root: RootRecord | None) -> Mapping[str, Any] | Non
     if config.lora is None:
         return None
     if root is not None and root.adapter is not None:
-        return root.adapter.fields
+        return checked_fields(root.adapter.fields, f"the record of {config.run.dir}")
     return adapter_fields(config.lora)
 
 

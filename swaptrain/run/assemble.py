@@ -25,6 +25,7 @@ from swaptrain.observe.trace import TraceFile
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.ram_budget import useful_bytes
+from swaptrain.plan.step_cost import Price
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.executor import Executor
 from swaptrain.run.memory_guard import BudgetGuard, OwnBytes
@@ -59,8 +60,8 @@ class Parts:
     change: OptimizerChange | None
     floor_s: Callable[[int, int, float, float], float | None]
     """As `Training` has it."""
-    expected_s: float | None
-    """Seconds of a step, as forecast; None where nothing is known of the machine."""
+    expected: Price
+    """Of a step, as forecast."""
 
 
 def assemble(
@@ -210,8 +211,11 @@ def _summary(config: Config, plan: Plan, parts: Parts) -> str:
     model = plan.captured.model
     reserved = parts.backing.files.saved_bytes(plan.builder.saves)
     saved = f" ({format_size(reserved)} of disk are reserved for it)" if reserved else ""
-    expected_s = parts.expected_s
-    step = "" if expected_s is None else f", about {format_duration(expected_s)} a step"
+    expected_s, traffic = parts.expected.step_s, parts.expected.traffic
+    step = "" if expected_s is None else f", about {format_duration(expected_s)}"
+    if step and traffic is not None:
+        step += f" and {format_size(traffic.write_bytes)} written"
+    step += " a step" if step else ""
     return (
         f"{model.parameter_count:,} parameters in {len(model.segments)} segments, of which "
         f"{len(plan.builder.saves)} save what the others recompute{saved}{step}; "

@@ -107,7 +107,7 @@ def open_run(
         evaluation=evaluation,
         change=change,
         floor_s=step_floor(chosen.plan, machine),
-        expected_s=chosen.price.step_s,
+        expected=chosen.price,
     )
     return assemble(config, prepared, parts, held, progress, stop, observe)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.store.access.lock import is_named, open_lock_file, try_lock
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
 from swaptrain.units import GIB
@@ -42,6 +45,17 @@ def write_model_directory(
 ) -> int:
     """Write a directory that is there as a whole or not at all; return the bytes of its weights."""
     aside = to.with_name(to.name + ".partial")
+    with _alone(to):
+        return _write(to, aside, tensors, config, architecture)
+
+
+def _write(
+    to: Path,
+    aside: Path,
+    tensors: Sequence[StreamedTensor],
+    config: Config,
+    architecture: str | None,
+) -> int:
     if aside.exists():
         shutil.rmtree(aside)  # of a process that was killed
     make_directory(aside)
@@ -58,6 +72,22 @@ def write_model_directory(
         shutil.rmtree(aside, ignore_errors=True)
     flush_directory(to.parent)
     return total_bytes
+
+
+@contextmanager
+def _alone(to: Path) -> Iterator[None]:
+    """Let no other process write the same directory; raises RunError where one does."""
+    lock = to.with_name(to.name + ".partial-lock")
+    descriptor = open_lock_file(lock)
+    try:
+        if not (try_lock(descriptor) and is_named(descriptor, lock)):
+            raise RunError(f"another process is writing {to}: wait until it is done")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _write_weights(directory: Path, tensors: Sequence[StreamedTensor]) -> int:

@@ -33,10 +33,12 @@ from swaptrain.capture.init.finish import (
 from swaptrain.capture.init.intercept import Intercept
 from swaptrain.capture.init.record import OperationRecorder, RefusedError
 from swaptrain.capture.init.replay import Log, Window, copied
+from swaptrain.errors import ConfigError
 
-__all__ = ["Addition", "Construction", "construct"]
+__all__ = ["Addition", "Construction", "Values", "construct"]
 
 Values = Mapping[str, Callable[[], torch.Tensor]]
+"""By the name of a parameter: what makes its value."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ def construct(
     files = ScratchFiles(scratch_dir, resident_bytes=resident_bytes)
     try:
         return _recorded(factory, seed, files, fake_from_bytes, check, addition, draw=draw)
+    except _AdditionFails as failed:
+        raise failed.error from failed.error.__cause__
     except Exception as error:
         # Whatever it is: if it is the factory's own error, the eager construction raises it again.
         refusal = str(error) or type(error).__name__
@@ -174,7 +178,7 @@ def _recorded(
                     recorder.give(module.get_parameter(name), value)
             recorder.draw = addition.draw
             _seed(seed)
-            addition.add(module)
+            _add(addition, module, recorder)
     if recorder.refusal is not None:
         raise RefusedError(recorder.refusal)
     check_parameters(module)
@@ -216,6 +220,23 @@ def _file_backed(
     return Construction(
         module, fake_mode, False, refusal, None, dict(names), _base_names(module, base)
     )
+
+
+class _AdditionFails(Exception):
+    """An addition is refused for good: the base need not be constructed again to hear that."""
+
+    def __init__(self, error: ConfigError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _add(addition: Addition, module: nn.Module, recorder: OperationRecorder) -> None:
+    try:
+        addition.add(module)
+    except ConfigError as error:
+        if recorder.refusal is None:
+            raise _AdditionFails(error) from error
+        raise
 
 
 def _names(module: nn.Module) -> dict[int, str]:
