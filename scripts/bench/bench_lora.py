@@ -37,7 +37,9 @@ __all__ = ["main"]
 
 SLACK_BYTES = 128 * MIB
 """As in bench_peers, and what a start holds of the base's checkpoint; `plan` does not read it."""
-SYSTEMS = ("swaptrain", "plain", "checkpointing", "mapped")
+OURS = ("swaptrain", "int8", "nf4")
+"""swaptrain with each form of the base: bfloat16, or `model.base`."""
+SYSTEMS = (*OURS, "plain", "checkpointing", "mapped")
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def write_base(job: Path, shape: str) -> None:
 
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
     """Run one system on one case."""
-    if system == "swaptrain":
-        return measure_swaptrain(case, options, job, work)
+    if system in OURS:
+        return measure_swaptrain(case, system, options, job, work)
     command = [sys.executable, str(PEERS / "lora.py"), f"--job={job}", f"--work={work / system}"]
     command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
     command += [f"--steps={options.warmup + options.steps}", system]
@@ -84,13 +86,17 @@ def measure(case: Case, system: str, options: argparse.Namespace, job: Path, wor
     return result(system, limit, rows, done.returncode, done.stderr, options)
 
 
-def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: Path) -> Result:
+def measure_swaptrain(
+    case: Case, system: str, options: argparse.Namespace, job: Path, work: Path
+) -> Result:
     """Run swaptrain under base + budget + 128 MiB."""
     run_dir, config = work / "swaptrain", work / "swaptrain.yaml"
     steps = options.warmup + options.steps
     tree: dict[str, Any] = swaptrain_config(
         job, run_dir, micro_batches=case.micro_batches, steps=steps
     )
+    if system != "swaptrain":
+        tree["model"]["base"] = system
     tree["lora"] = {"r": LORA_RANK, "lora_alpha": LORA_ALPHA, "target_modules": "all-linear"}
     tree["train"]["threads"] = options.threads
     tree["train"]["recompute"] = True if options.recompute else None
@@ -108,7 +114,7 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
-    return result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+    return result(system, limit, rows, done.returncode, done.stderr, options)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -48,7 +48,8 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 def _lines(uncut: Uncut) -> Iterator[str]:
     for p in uncut.parameters.values():
-        yield f"{p.tensor} {p.master} {p.trainable}"
+        form = "" if p.quantized is None else f" {p.quantized}"
+        yield f"{p.tensor} {p.master} {p.trainable}{form}"
     for node in uncut.captured.graph.nodes:
         layouts = [
             f"{t.dtype}{tuple(t.shape)}{t.stride()}"

@@ -110,9 +110,12 @@ def needed_bytes(
     """Return what instructions take on the device at most, one behind the other.
 
     From the graph's own sizes: the objects that they touch, which may be on their way until the
-    last has ended, and every tensor that the segment of one computes.
+    last has ended, and every tensor that the segment of one computes, decoded weights among them.
     """
     computed = [captured.computed_by(i) for i in instructions if i.segment]
     held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
-    most = max((segment.activation_bytes for segment in computed), default=0)
+    most = max(
+        (s.activation_bytes + captured.model.decoded_bytes(s.parameters) for s in computed),
+        default=0,
+    )
     return held + most

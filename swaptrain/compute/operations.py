@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from swaptrain.capture.captured import Captured
@@ -18,9 +19,11 @@ from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.compute.split_master import storage_order
 from swaptrain.compute.update import Rules, add_widened
 from swaptrain.memory.slab import Slab
+from swaptrain.models.quantization import decode
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.model import ParameterSpec
 from swaptrain.program.roles import Role, role_of
-from swaptrain.program.state_arrays import array_of
+from swaptrain.program.state_arrays import array_of, arrays_of
 from swaptrain.store.format.object_layouts import Layouts
 
 __all__ = ["Operations", "Slabs"]
@@ -50,6 +53,9 @@ class Operations:
         """Of the gradients that the update which is under way has come to."""
         self.ahead = Ahead(captured, layouts, device)
         self._bring_back = device.bring_back if device.overlaps else None
+        self._visit: tuple[int, int] | None = None
+        self._decoded: dict[str, Tensor] = {}
+        """Weights that lie as codes, for the segment whose micro-batches are computed."""
         runner.move_to(device.device, self._bring_back)
 
     def forget(self, instruction: Instruction) -> None:
@@ -215,6 +221,7 @@ class Operations:
         must not be kept.
         """
         k = instruction.segment
+        self.end_visit()
         self.device.begin(k)
         state_keys = {key.name: key for key in instruction.changes if key.kind is Kind.STATE}
         hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
@@ -260,6 +267,16 @@ class Operations:
             norms.send()
         return norms
 
+    def begin_visit(self, instruction: Instruction, slabs: Slabs) -> None:
+        """Decode the weights of a segment; the instructions on it find them decoded."""
+        self.device.begin(instruction.segment)
+        self._operands(instruction, slabs)
+
+    def end_visit(self) -> None:
+        """Let go of decoded weights."""
+        self._visit = None
+        self._decoded.clear()
+
     def _new_norms(self, instruction: Instruction, step: int) -> GradientNorms:
         return GradientNorms(segment=instruction.segment, step=step, bring_back=self._bring_back)
 
@@ -276,12 +293,22 @@ class Operations:
         owner = self._model.owner
         parameters: dict[str, Tensor] = {}
         tables: dict[ObjectKey, dict[str, Tensor]] = {}
+        if self._visit != (visit := (instruction.graph, instruction.segment)):
+            self.end_visit()
+            self._visit = visit
         for name in segment.parameters:
-            array = array_of(self._model.parameters[name], self._layouts.compute_dtype)
-            key = ObjectKey(Kind.STATE, array, owner[name])
-            if key not in tables:
-                tables[key] = self._views(key, slabs)
-            parameters[name] = self.device.fetch(key, name, tables[key][name])
+            if name in self._decoded:
+                parameters[name] = self._decoded[name]
+                continue
+            spec, stored = self._model.parameters[name], []
+            for array in arrays_of(spec, self._layouts.compute_dtype):
+                key = ObjectKey(Kind.STATE, array, owner[name])
+                if key not in tables:
+                    tables[key] = self._views(key, slabs)
+                stored.append(self.device.fetch(key, name, tables[key][name]))
+            if spec.quantized is not None:
+                stored = [self._decoded.setdefault(name, _decoded(spec, *stored))]
+            (parameters[name],) = stored
         values = {
             key.name: self._fetch(key, slabs)
             for key in instruction.reads
@@ -361,3 +388,11 @@ class Operations:
 
     def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
         return object_view(self._layouts, key, slabs[key])
+
+
+def _decoded(parameter: ParameterSpec, codes: Tensor, scales: Tensor) -> Tensor:
+    assert parameter.quantized is not None
+    tensor = parameter.tensor
+    weight = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=codes.device)
+    decode(codes, scales, parameter.quantized, weight)
+    return weight

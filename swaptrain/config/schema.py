@@ -33,6 +33,7 @@ from swaptrain.config.lora import LoraConfig
 from swaptrain.config.paths import written_path
 from swaptrain.config.section import Section
 from swaptrain.config.yaml_text import dump_yaml, plain
+from swaptrain.program.quantized import QuantizedAs
 from swaptrain.units import GIB, KIB, exact_size, format_size
 
 __all__ = ["CommitConfig", "Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
@@ -85,6 +86,13 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What is computed in. With bfloat16 an exact float32 master of each weight is kept, and of the
     data's floating tensors only those are cast that a parameter's operation reads first."""
+    base: QuantizedAs | None = None
+    """How frozen weights lie on the disk and in RAM: int8 (a byte a weight, a scale a row) or nf4
+    (half a byte a weight, a scale for each 64). They are decoded to `dtype` once a visit of a
+    segment, and the run trains on what is left of them. The output head, embedding tables, tied
+    weights and vectors stay as they are. null: as `dtype`."""
+    base_except: Patterns | None = None
+    """Globs of names of frozen weights that stay as `dtype` all the same."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
@@ -93,6 +101,8 @@ class ModelConfig(Section):
             raise ValueError("kwargs belong to python; write the arguments of hf into its config")
         if self.architecture is not None and self.hf is None:
             raise ValueError("architecture belongs to hf: it names a class of transformers")
+        if self.base_except is not None and self.base is None:
+            raise ValueError("base_except belongs to base: int8 or nf4")
         return self
 
 

@@ -31,6 +31,7 @@ from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.lora import adapter_config, inject, saved_names
 from swaptrain.models.merge import merge_records, plain_names
 from swaptrain.models.pretrained import Pretrained
+from swaptrain.models.quantized_base import QuantizedBase
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.models.trained import Trained, trained_parameters
 from swaptrain.models.transformers_model import hugging_face_factory, job_of
@@ -112,7 +113,10 @@ def build(
     source = None
     if config.lora is not None and buffers is None and is_whole:
         source = config.lora.source
-    initial = _initial_weights(config, factory, checkpoint, adapter, source, note, draw=draw)
+    base = QuantizedBase(config.model, is_whole=is_whole)
+    if buffers is None:
+        base.check_seen(adapter, has_values=checkpoint is not None)
+    initial = _initial_weights(config, factory, checkpoint, adapter, source, note, base, draw=draw)
     module, construction = initial.module, initial.construction
     if checkpoint is not None and adapter is None:
         thawed = thawed_by_loading(module, initial.missing)
@@ -132,6 +136,8 @@ def build(
         if said := describe_casts(batch, dtypes, dtype):
             note(said)
         uncut = capture(module, construction.fake_mode, cast_batch(batch, dtypes), masters)
+        parameters = base.quantized(module, uncut.parameters, construction.base_names)
+        uncut = replace(uncut, parameters=parameters)
     except NoLossError as error:
         raise NoLossError(f"{error}. {factory.classes()}".removesuffix(". ")) from error
     evaluations = []
@@ -179,6 +185,7 @@ def _initial_weights(
     adapter: Mapping[str, Any] | None,
     source: Path | None,
     note: Callable[[str], None],
+    base: QuantizedBase,
     *,
     draw: bool,
 ) -> InitialWeights:
@@ -191,8 +198,9 @@ def _initial_weights(
 
     def stored(module: nn.Module) -> Mapping[str, Callable[[], torch.Tensor]]:
         nonlocal found
+        base.look_at(module)
         found = None if checkpoint is None else Pretrained(module, checkpoint)
-        return found.values() if found is not None and draw else {}
+        return base.as_seen(found.values()) if found is not None and draw else {}
 
     def constructed(*, draw_base: bool) -> Construction:
         addition = None

@@ -10,7 +10,7 @@ from torch import nn
 
 from swaptrain.errors import ConfigError
 
-__all__ = ["freeze"]
+__all__ = ["freeze", "nearest"]
 
 _MOST = 3
 """How many names a message lists."""
@@ -30,7 +30,7 @@ def freeze(module: nn.Module, patterns: Sequence[str], *, all_match: bool = True
         found = [name for name in named if fnmatchcase(name, pattern)]
         if not found and all_match:
             raise ConfigError(
-                f"train.freeze: {pattern!r} matches no parameter; {_nearest(pattern, list(named))}"
+                f"train.freeze: {pattern!r} matches no parameter; {nearest(pattern, list(named))}"
             )
         for name in found:
             named[name].requires_grad_(False)
@@ -41,7 +41,8 @@ def freeze(module: nn.Module, patterns: Sequence[str], *, all_match: bool = True
         )
 
 
-def _nearest(pattern: str, names: Sequence[str]) -> str:
+def nearest(pattern: str, names: Sequence[str]) -> str:
+    """Say which names are the nearest to a glob that matches none."""
     near = get_close_matches(pattern.strip("*"), names, n=_MOST, cutoff=0.0)
     return f"the nearest are {', '.join(near)}" if near else "the model has none"
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from swaptrain.errors import ConfigError
 from swaptrain.models.lora import ADAPTER, inject
+from swaptrain.models.quantization import to_numpy
 from swaptrain.store.format.root import MergeRecord
 
 __all__ = ["check_mergeable", "merge_records", "merged_rows", "plain_names"]
@@ -127,7 +128,7 @@ def _merged(
         if magnitude is not None:
             adapted.lora_magnitude_vector[ADAPTER].weight.data = magnitude
         adapted.merge()
-        return _array(layer.weight.detach())
+        return to_numpy(layer.weight.detach())
 
 
 def _layer(kind: str, weight: torch.Tensor) -> Any:
@@ -146,17 +147,6 @@ def _layer(kind: str, weight: torch.Tensor) -> Any:
     if kind == "conv1d":
         layer.bias = None
     return layer
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor's elements, flat; bfloat16 as numpy has it."""
-    import ml_dtypes
-
-    flat = tensor.contiguous().flatten()
-    if flat.dtype == torch.bfloat16:
-        return flat.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    found: NDArray[Any] = flat.numpy()
-    return found
 
 
 def _kind(layer: Any) -> tuple[str, tuple[str, str]]:

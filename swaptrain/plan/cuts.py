@@ -109,7 +109,9 @@ class Cutter:
             return _state_bytes(parameter, rules(parameter.tensor.name))
 
         def working_bytes(parameter: ParameterSpec) -> int:
-            return state_bytes(parameter) + 4 * parameter.tensor.numel * parameter.trainable
+            decoded_bytes = 0 if parameter.quantized is None else parameter.tensor.nbytes
+            gradient_bytes = 4 * parameter.tensor.numel * parameter.trainable
+            return state_bytes(parameter) + decoded_bytes + gradient_bytes
 
         chosen = config.memory.segment is not None
         captured, cuts = cut(
@@ -204,7 +206,7 @@ def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:
     """Return what a parameter takes on disk: weight, remainder, optimizer state."""
     tensor = parameter.tensor
     if not parameter.trainable:
-        return tensor.nbytes
+        return sum(stored.nbytes for stored in parameter.stored)
     elements = 0
     for shape in rule.state_tensors(tensor.shape).values():
         elements += max(1, contiguous(shape)[0] * shape[0] if shape else 1)

@@ -42,6 +42,8 @@ class Measured:
     seconds: dict[tuple[Operation, int, bool], float] = field(default_factory=dict)
     """By operation, isomorphism class, and whether autograd's tensors are saved for the backward:
     the median of several rounds."""
+    decoding_s: dict[int, float] = field(default_factory=dict)
+    """By isomorphism class: what a visit takes to decode weights, for all its micro-batches."""
     own_bytes: dict[tuple[Operation, int, bool], int] = field(default_factory=dict)
     """The most that torch takes for one such instruction where it finds no free block."""
 
@@ -109,11 +111,13 @@ class DryRun:
                     trim()  # so that free blocks, which it might not find, count as taken again
                 before_bytes = resident_bytes() - pool.held_bytes
                 reset_peak()
+                self._decode(instruction, slabs)
                 begun = time.perf_counter()
                 self._execute(instruction, slabs, step)
                 self._note_seconds(instruction, time.perf_counter() - begun)
                 self._peaks.append(peak_resident_bytes() - pool.held_bytes)
                 self._note_own(instruction, self._peaks[-1] - before_bytes)
+                self._operations.end_visit()
                 if instruction.operation in (Operation.FORWARD, Operation.EVALUATE):
                     self._keep_integers(instruction, slabs)
 
@@ -204,6 +208,18 @@ class DryRun:
         isomorphism = -2 - segment.isomorphism if evaluated else segment.isomorphism
         return isomorphism, segment.outputs.index(key.name)
 
+    def _decode(self, instruction: Instruction, slabs: Slabs) -> None:
+        """Decode the weights of a segment that trains, and note how long it took the last time."""
+        if instruction.operation not in (Operation.FORWARD, Operation.BACKWARD, Operation.TURN):
+            return
+        segment = self.captured.computed_by(instruction)
+        if not self.captured.model.decoded_bytes(segment.parameters):
+            return
+        begun = time.perf_counter()
+        self._operations.begin_visit(instruction, slabs)
+        self._operations.device.synchronize()
+        self.measured.decoding_s[segment.isomorphism] = time.perf_counter() - begun
+
     def _execute(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
         operations = self._operations
         match instruction.operation:
@@ -269,7 +285,10 @@ def dry_run(
         operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
         release()
         if not marks:
-            taken = max(2 * captured.computed_by(i).activation_bytes for i in samples)
+            taken = max(
+                2 * (captured.computed_by(i).activation_bytes + _decoded_bytes(captured, i))
+                for i in samples
+            )
             run.measured.own_bytes.clear()
     return replace(run.measured, arena_bytes=taken)
 
@@ -334,13 +353,22 @@ def _forget_saved(run: DryRun, forward: Instruction) -> None:
 
 
 def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruction]:
-    """Return one instruction of each kind and class, in the order of the program."""
+    """Return one instruction of each kind and class, in the order of the program.
+
+    Of a class whose segments differ in what they have to decode, the one with the most.
+    """
     chosen: dict[tuple[int, Operation], Instruction] = {}
     for instruction in program:
         if instruction.segment:
-            isomorphism = captured.computed_by(instruction).isomorphism
-            chosen.setdefault((isomorphism, instruction.operation), instruction)
+            key = captured.computed_by(instruction).isomorphism, instruction.operation
+            known = chosen.setdefault(key, instruction)
+            if _decoded_bytes(captured, instruction) > _decoded_bytes(captured, known):
+                chosen[key] = instruction
     return list(chosen.values())
+
+
+def _decoded_bytes(captured: Captured, instruction: Instruction) -> int:
+    return captured.model.decoded_bytes(captured.computed_by(instruction).parameters)
 
 
 def _pairs(captured: Captured, program: Program) -> list[tuple[Instruction, Instruction]]:

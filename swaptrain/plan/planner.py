@@ -24,7 +24,9 @@ from swaptrain.plan.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.plan.dry_run import Measured, dry_run
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
+from swaptrain.program.quantized import is_scales
 from swaptrain.program.step import StepBuilder
+from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import Choices
 from swaptrain.units import format_size, parse_size, roomy_size
@@ -33,6 +35,8 @@ __all__ = ["Plan", "Planner"]
 
 _SLACK_BYTES = 24 << 20
 """Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
+_CODING_BYTES = 16 << 20
+"""What it takes to code a weight, beside the weight and its codes."""
 _NOISE_BYTES = 4 << 20
 """By how much two measurements of one arena may differ, besides 1/20 of it."""
 
@@ -247,12 +251,19 @@ class Planner:
         def beside(name: str) -> int:
             if name not in parameters:
                 return 0
-            split = parameters[name].split
-            return initial.value_bytes(name) if split else initial.fill_bytes(name)
+            parameter = parameters[name]
+            if parameter.quantized is not None:  # coded from the whole weight; scales wait
+                return initial.fill_bytes(name) + parameter.tensor.nbytes + _CODING_BYTES
+            return initial.value_bytes(name) if parameter.split else initial.fill_bytes(name)
+
+        def scales_bytes(layout: SegmentLayout) -> int:
+            return sum(array.nbytes for array in layout.arrays if is_scales(array.name))
 
         return max(
             (
-                array.nbytes + max((beside(e.tensor.name) for e in array.entries), default=0)
+                array.nbytes
+                + max((beside(e.tensor.name) for e in array.entries), default=0)
+                + scales_bytes(segment)
                 for segment in (*layouts.state.values(), *layouts.frozen.values())
                 for array in segment.arrays
                 if array.role.begins_with_values

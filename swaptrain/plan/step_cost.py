@@ -84,7 +84,8 @@ def usual_durability(plan: Plan, config: Config) -> Durability:
 
 def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
     """Return what an instruction's computing was measured to take."""
-    measured, model = plan.measured.seconds, plan.captured.model
+    measured, decoding_s = plan.measured.seconds, plan.measured.decoding_s
+    model = plan.captured.model
 
     def seconds(instruction: Instruction) -> float:
         if instruction.operation is Operation.LOAD:
@@ -93,7 +94,9 @@ def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
             return 0.0
         isomorphism = model.segment(instruction.segment).isomorphism
         saves = any(key.kind is Kind.SAVED for key in instruction.touches)
-        return measured[instruction.operation, isomorphism, saves]
+        first = instruction.micro_batch == 0  # of a visit, in which weights are decoded once
+        decoding = decoding_s.get(isomorphism, 0.0) if first else 0.0
+        return decoding + measured[instruction.operation, isomorphism, saves]
 
     return seconds
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from swaptrain.program.quantized import QuantizedAs, quantized_tensors
 from swaptrain.program.tensors import TensorSpec
 
 __all__ = ["BufferSpec", "ModelSpec", "ParameterSpec", "SegmentSpec", "ValueSpec"]
@@ -21,9 +22,19 @@ class ParameterSpec:
     trainable: bool
     """Requires a gradient, and the loss reaches it: it has optimizer state and is updated."""
 
+    quantized: QuantizedAs | None = None
+    """How it lies on the disk and in RAM, where it never changes; None: as it is."""
+
     @property
     def name(self) -> str:
         return self.tensor.name
+
+    @property
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """What of it lies on the disk, but for what only an update reads."""
+        if self.quantized is None:
+            return (self.tensor,)
+        return tuple(quantized_tensors(self.tensor, self.quantized).values())
 
     @property
     def split(self) -> bool:
@@ -123,6 +134,11 @@ class ModelSpec:
             for segment in self.segments
             for name in (*segment.owns, *segment.buffers)
         }
+
+    def decoded_bytes(self, parameters: Iterable[str]) -> int:
+        """Return what those of some parameters that lie as codes take, decoded."""
+        found = (self.parameters[name] for name in parameters)
+        return sum(p.tensor.nbytes for p in found if p.quantized is not None)
 
     @property
     def parameter_count(self) -> int:

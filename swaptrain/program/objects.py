@@ -9,7 +9,7 @@ from functools import cached_property
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec, SegmentSpec
 from swaptrain.program.roles import Role, role_of
-from swaptrain.program.state_arrays import array_of, parameter_tensor
+from swaptrain.program.state_arrays import arrays_of, parameter_tensor
 
 __all__ = ["Objects"]
 
@@ -77,12 +77,9 @@ class Objects:
         """Return the arrays of weights that it computes with, its own and shared ones."""
         owner = self.model.owner
         keys = {
-            ObjectKey(
-                Kind.STATE,
-                array_of(self.model.parameters[name], self.compute_dtype),
-                owner[name],
-            ): None
+            ObjectKey(Kind.STATE, array, owner[name]): None
             for name in segment.parameters
+            for array in arrays_of(self.model.parameters[name], self.compute_dtype)
         }
         return tuple(keys)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from swaptrain.program.model import ModelSpec, ParameterSpec, SegmentSpec
+from swaptrain.program.quantized import codes_array, scales_array
 from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import TensorSpec, contiguous
 
@@ -13,6 +14,7 @@ __all__ = [
     "StateShapes",
     "accumulator_tensors",
     "array_of",
+    "arrays_of",
     "frozen_arrays",
     "parameter_tensor",
     "segment_arrays",
@@ -31,6 +33,14 @@ def array_of(parameter: ParameterSpec, compute_dtype: str) -> str:
     role = Role.WEIGHTS if parameter.trainable else Role.FROZEN
     dtype = parameter.tensor.dtype
     return role.value if dtype == compute_dtype else role.array(dtype)
+
+
+def arrays_of(parameter: ParameterSpec, compute_dtype: str) -> tuple[str, ...]:
+    """Return the names of the arrays that a forward needs of a parameter: codes and scales, or
+    the one that holds its weights."""
+    if parameter.quantized is None:
+        return (array_of(parameter, compute_dtype),)
+    return codes_array(parameter.quantized), scales_array(parameter.quantized)
 
 
 def segment_arrays(
@@ -72,7 +82,9 @@ def frozen_arrays(
     for name in segment.owns:
         parameter = model.parameters[name]
         if not parameter.trainable:
-            arrays.setdefault(array_of(parameter, compute_dtype), []).append(parameter.tensor)
+            stored = zip(arrays_of(parameter, compute_dtype), parameter.stored, strict=True)
+            for array, tensor in stored:
+                arrays.setdefault(array, []).append(tensor)
     return arrays
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 
 from swaptrain.compute.object_tensors import views
 from swaptrain.compute.split_master import split
@@ -21,16 +22,26 @@ from swaptrain.machine.fingerprint import this_machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.models.build import BuiltModel
 from swaptrain.models.initial_weights import InitialWeights
+from swaptrain.models.quantization import encode
+from swaptrain.models.quantized_base import refused_weight
 from swaptrain.plan.disk_budget import slot_counts
 from swaptrain.plan.planner import Plan
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec
+from swaptrain.program.quantized import quantized_tensors, scales_array
 from swaptrain.program.roles import Role
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.record import record_size
-from swaptrain.store.format.root import FORMAT, Choices, RootRecord, RootRow, write_buffers
+from swaptrain.store.format.root import (
+    FORMAT,
+    Choices,
+    QuantizedRecord,
+    RootRecord,
+    RootRow,
+    write_buffers,
+)
 from swaptrain.store.format.state_record import blank_checksums, state_record
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot, create_frozen
@@ -86,6 +97,11 @@ def root_record(
             machine=this_machine(device),
         ),
         adapter=built.adapter,
+        quantized={
+            name: QuantizedRecord(form=p.quantized, shape=p.tensor.shape, dtype=p.tensor.dtype)
+            for name, p in model.parameters.items()
+            if p.quantized is not None
+        },
         step=0,
         format=FORMAT,
     )
@@ -110,6 +126,7 @@ class Creation:
         self._run_dir, self._plan, self._slots = run_dir, plan, slots
         self._backing, self._io = backing, io
         self._model, self._layouts = plan.captured.model, plan.layouts
+        self._scales: dict[str, Tensor] = {}
 
     def write(self, initial: InitialWeights, tick: Callable[[int], None], *, trees: bool) -> None:
         """Write everything but the root, which makes the store exist.
@@ -190,6 +207,9 @@ class Creation:
                 target.copy_(self._plan.captured.buffers[name])
                 continue
             parameter = self._model.parameters[name]
+            if parameter.quantized is not None:
+                self._write_quantized(parameter, array, target, initial)
+                continue
             if not parameter.split:
                 initial.fill(name, target)
                 continue
@@ -206,6 +226,22 @@ class Creation:
         pool.give(slab)
         return sums
 
+    def _write_quantized(
+        self, parameter: ParameterSpec, array: ArrayLayout, target: Tensor, initial: InitialWeights
+    ) -> None:
+        """Write the codes of a weight, or its scales, which are kept until their array comes."""
+        form, tensor = parameter.quantized, parameter.tensor
+        assert form is not None
+        if array.name == scales_array(form):
+            target.copy_(self._scales.pop(tensor.name))
+            return
+        weight = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        initial.fill(tensor.name, weight)
+        _, scales = quantized_tensors(tensor, form).values()
+        kept = self._scales.setdefault(tensor.name, torch.empty(scales.shape))
+        with refused_weight(initial.construction.base_names.get(tensor.name, tensor.name)):
+            encode(weight, form, target, kept)
+
     def _write_buffers(self, initial: InitialWeights) -> None:
         """Keep the buffers that belong to the model's state dict and never change."""
         kept = {
@@ -220,7 +256,7 @@ class Creation:
             write_buffers(self._run_dir, kept)
 
 
-def _laid_out(value: torch.Tensor, parameter: ParameterSpec) -> torch.Tensor:
+def _laid_out(value: Tensor, parameter: ParameterSpec) -> Tensor:
     """Return an initial value; one that is split, as a float32 master laid out as its halves."""
     stride = parameter.tensor.stride
     if not parameter.split or (value.stride() == stride and value.dtype == torch.float32):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 
 from swaptrain.config.load import load_config
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
+from swaptrain.program.quantized import is_scales, quantized_tensors
 from swaptrain.program.roles import Role, role_of
-from swaptrain.program.tensors import ITEMSIZE, TensorSpec
+from swaptrain.program.tensors import ITEMSIZE, TensorSpec, contiguous
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
-from swaptrain.store.format.root import RootRecord, read_buffers
+from swaptrain.store.format.root import QuantizedRecord, RootRecord, read_buffers
 from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
@@ -246,9 +248,14 @@ def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTens
     for source in view.sources:
         rows = source.record.table
         remainders = {row.name: row for row in rows if role_of(row.array) is Role.REMAINDER}
+        stored = view.store.root.quantized
+        scales = {row.name: row for row in rows if is_scales(row.array)}
         for row in rows:
             role = role_of(row.array)
-            if role in (Role.WEIGHTS, Role.FROZEN):
+            if row.name in stored and role is Role.FROZEN:
+                if not is_scales(row.array):
+                    yield _decoded(source, row, scales[row.name], stored[row.name], dtype)
+            elif role in (Role.WEIGHTS, Role.FROZEN):
                 yield _parameter(source, row, remainders.get(row.name), dtype)
             elif role is Role.BUFFERS:
                 yield _parameter(source, row, None, None)
@@ -276,6 +283,33 @@ def _parameter(
     return StreamedTensor(
         tensor.name, target, tensor.shape, tensor.numel * ITEMSIZE[target], pieces()
     )
+
+
+def _decoded(
+    source: _Source, codes: TableRow, scales: TableRow, record: QuantizedRecord, dtype: str | None
+) -> StreamedTensor:
+    """Return a weight that lies as codes: what these stand for, in the dtype of the training."""
+    target = dtype or record.dtype
+    numel = prod(record.shape)
+    weight = TensorSpec(codes.name, record.shape, contiguous(record.shape), record.dtype)
+    lengths = [stored.numel for stored in quantized_tensors(weight, record.form).values()]
+    if lengths != [prod(codes.shape), prod(scales.shape)]:
+        raise DamagedStoreError(
+            f"the codes of {codes.name} are not those of a tensor of {record.shape}",
+            segment=source.record.segment,
+        )
+    tensor = TensorSpec(codes.name, codes.shape, codes.stride, codes.dtype)
+    table = TensorSpec(scales.name, scales.shape, scales.stride, scales.dtype)
+
+    def pieces() -> Iterator[NDArray[Any]]:
+        from swaptrain.models.quantization import decoded_pieces
+
+        found = read_tensor(source.reader(codes.array), tensor, codes.offset)
+        whole = np.concatenate(list(read_tensor(source.reader(scales.array), table, scales.offset)))
+        for piece in decoded_pieces(found, whole, record.form, record.shape, record.dtype):
+            yield piece.astype(numpy_dtype(target), copy=False)
+
+    return StreamedTensor(codes.name, target, record.shape, numel * ITEMSIZE[target], pieces())
 
 
 def _join(high: NDArray[Any], low: NDArray[np.uint16]) -> NDArray[np.float32]:

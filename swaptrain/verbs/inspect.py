@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config.schema import Config
+from swaptrain.store.format.root import AdapterRecord
 from swaptrain.units import format_duration, format_size
 from swaptrain.verbs.inspect_report import RunReport, SegmentRow, read_run
 
@@ -43,9 +44,12 @@ def inspect_run(path: Path, *, console: Console | None = None) -> None:
 def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
     config = report.config
     yield "run", str(report.path)
-    yield "model", f"{_model(config)}, {config.model.dtype}"
+    base = "" if config.model.base is None else f", frozen weights as {config.model.base}"
+    yield "model", f"{_model(config)}, {config.model.dtype}{base}"
     if report.origin is not None:
         yield "began from", report.origin
+    if report.root is not None and report.root.adapter is not None:
+        yield "adapter", _adapter(report.root.adapter)
     if report.root is not None and report.root.choices.trained is not None:
         yield "trained", report.root.choices.trained
     yield "data", _data(config)
@@ -79,6 +83,14 @@ def _model(config: Config) -> str:
     if isinstance(source, dict):
         return str(source.get("model_type"))
     return str(source)
+
+
+def _adapter(record: AdapterRecord) -> str:
+    fields = record.fields
+    kind = "DoRA" if fields["use_dora"] else "rsLoRA" if fields["use_rslora"] else "LoRA"
+    scale = f"{fields['lora_alpha']:g} / {'sqrt(' if fields['use_rslora'] else ''}{fields['r']}"
+    scale += ")" if fields["use_rslora"] else ""
+    return f"{kind}, r {fields['r']}, scaled by {scale}, on {len(record.merges)} layers of the base"
 
 
 def _data(config: Config) -> str:

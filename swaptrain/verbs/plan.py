@@ -22,6 +22,7 @@ from swaptrain.run.run_names import check_own
 from swaptrain.store.access.containment import check_contained
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import free_bytes, read_root
+from swaptrain.units import format_count, format_size
 from swaptrain.verbs.plan_report import PlanReport, Segment
 from swaptrain.verbs.plan_table import show
 
@@ -80,6 +81,7 @@ def plan(config: Config) -> PlanReport:
         description=prepared.factory.description,
         parameters=made.captured.model.parameter_count,
         trained=prepared.built.trained.line(),
+        quantized=_quantized(made),
         segments=_segments(made),
         resumes=root is not None,
         host_bytes=config.memory.host,
@@ -123,6 +125,19 @@ def _segments(made: Plan) -> tuple[Segment, ...]:
         count = sum(model.parameters[name].tensor.numel for name in segment.owns)
         rows.append(Segment(k, segment.unit, count, sum(held), segment.isomorphism))
     return tuple(rows)
+
+
+def _quantized(made: Plan) -> str | None:
+    found = [p for p in made.captured.model.parameters.values() if p.quantized is not None]
+    if not found:
+        return None
+    stored_bytes = sum(tensor.nbytes for p in found for tensor in p.stored)
+    whole_bytes = sum(p.tensor.nbytes for p in found)
+    count = sum(p.tensor.numel for p in found)
+    return (
+        f"{format_count(count)} parameters as {found[0].quantized}: {format_size(stored_bytes)} "
+        f"instead of {format_size(whole_bytes)}"
+    )
 
 
 def _tokens(config: Config) -> int:

@@ -30,6 +30,8 @@ class PlanReport:
     parameters: int
     trained: str
     """How many of them are trained, and what is not, in words."""
+    quantized: str | None
+    """How many are stored as codes, and what that saves; None where none are."""
     segments: tuple[Segment, ...]
     resumes: bool
     """Whether run.dir holds a run, whose cut is kept."""

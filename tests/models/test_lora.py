@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch import nn
 
 from swaptrain.config.load import load_config
 from swaptrain.data import open_data
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.reference import train_reference
-from swaptrain.store.format.root import read_root
+from swaptrain.store.format.root import RootRecord, create_root, read_root
 from swaptrain.verbs.export import export_weights
+from swaptrain.verbs.inspect import inspect_run
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
 from tests.models.test_pretrained import BERT, MIXTRAL, loaded, saved
@@ -56,6 +58,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "bert": (BERT, "text", {"target_modules": ["query", "value"]}),
     "vit": (VIT, "pictures", {"target_modules": ["q_proj", "v_proj"]}),
     "t5": (T5, "text", {"target_modules": ["q", "v"]}),
+    "function": ({"python": "tests.support.models:gpt"}, "tokens", {"target_modules": ["project"]}),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -79,13 +82,14 @@ pytestmark = [
 
 def lora_config(tmp_path: Path, name: str, kind: str = "lora", **tree: Any) -> Any:
     fields, data, section = MODELS[name]
+    source = fields if "python" in fields else {"hf": fields}
     fixed: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
     return config_of(
         tmp_path / "run",
         {
             "optimizer": {"lr": 1e-2},
             **tree,
-            "model": {"hf": fields, **tree.get("model", {})},
+            "model": {**source, **tree.get("model", {})},
             "data": {"python": f"tests.support.datasets:{data}"},
             "lora": {**fixed, **section, **KINDS[kind], **tree.get("lora", {})},
         },
@@ -269,6 +273,33 @@ def test_sections_that_are_refused(section: dict[str, Any], message: str, tmp_pa
         lora_config(tmp_path, "llama", lora=section)
 
 
+def test_without_peft_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = lora_config(tmp_path, "llama")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"lora needs PEFT: pip install 'swaptrain\[lora\]'"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_inspect_shows_base_and_adapter(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = {
+        "model": {"hf": str(base)},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "use_rslora": True},
+        "train": {"steps": 1},
+    }
+    run_dir = trained(config_of(tmp_path / "run", tree))
+    capsys.readouterr()
+    inspect_run(run_dir)
+    shown = capsys.readouterr().out
+    assert "rsLoRA, r 4, scaled by 6 / sqrt(4), on 3 layers of the base" in shown
+    assert str(base) in shown.replace("\n", "").replace(" ", "")
+
+
 def test_modules_that_are_not_there(tmp_path: Path) -> None:
     config = lora_config(tmp_path, "llama", lora={"target_modules": ["nothing"]})
     for run in (train, plan):
@@ -307,6 +338,39 @@ def test_adapters_that_are_refused(
     with pytest.raises(ConfigError, match=message):
         train(config_of(tmp_path / "run", tree))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_record_that_names_code_is_refused(base: Path, tmp_path: Path) -> None:
+    """Of a run directory of somebody else: neither a start nor an export hands it to PEFT."""
+    tree = {
+        "model": {"hf": str(base)},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"r": 2, "target_modules": ["q_proj"]},
+        "train": {"steps": 1},
+    }
+    config = config_of(tmp_path / "run", tree)
+    run_dir = trained(config)
+    root = read_root(run_dir)
+    assert root is not None and root.adapter is not None
+    hostile = {**root.adapter.fields, "megatron_core": "evil"}
+    create_root(run_dir, _with_adapter(root, fields=hostile), tree=_tree(run_dir))
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"steps": 2})})
+    with pytest.raises(ConfigError, match=r"the record of .*: megatron_core: Extra inputs"):
+        train(longer)
+    mapped = {**root.adapter.config, "auto_mapping": {"parent_library": "evil"}}
+    create_root(run_dir, _with_adapter(root, config=mapped), tree=_tree(run_dir))
+    with pytest.raises(DamagedStoreError, match="sets auto_mapping, which names code"):
+        export_weights(run_dir, tmp_path / "out", None, form="adapter")
+    assert not (tmp_path / "out").exists()
+
+
+def _with_adapter(root: RootRecord, **fields: Any) -> RootRecord:
+    assert root.adapter is not None
+    return root.model_copy(update={"adapter": root.adapter.model_copy(update=fields)})
+
+
+def _tree(run_dir: Path) -> str | None:
+    return (run_dir / "store").readlink().name if (run_dir / "store").is_symlink() else None
 
 
 def test_the_recorded_config_is_read_again(tmp_path: Path) -> None:

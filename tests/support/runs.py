@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from swaptrain.config.schema import Config
 from swaptrain.data import open_data, open_eval
 from swaptrain.data.batches import Batches
 from swaptrain.models.build import model_factory
+from swaptrain.models.freeze import freeze
+from swaptrain.models.quantized_base import quantizable, round_weights
 from swaptrain.reference import ReferenceResult, train_reference
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.train import train
@@ -29,6 +32,7 @@ __all__ = [
     "config_of",
     "losses",
     "norms",
+    "quantized",
     "reference",
     "rows",
     "trained",
@@ -109,8 +113,10 @@ def reference(config: Config) -> ReferenceResult:
         )
         held_out = [held_out_data.batch(1, m) for m in range(held_out_data.micro_batches)]
     make = factory.make
+    if config.model.base is not None:
+        make = partial(quantized, make, config)
     if config.lora is not None:
-        make = partial(adapted, factory.make, config.lora.fields(), config.train.seed)
+        make = partial(adapted, make, config.lora.fields(), config.train.seed)
     return train_reference(
         make,
         data.batch,
@@ -140,6 +146,19 @@ def adapted(make: Callable[[], nn.Module], fields: dict[str, Any], seed: int) ->
     with warnings.catch_warnings(action="ignore"):
         found: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**fields), module)
     return found
+
+
+def quantized(make: Callable[[], nn.Module], config: Config) -> nn.Module:
+    """Return a base whose frozen weights are what is left of them behind their codes."""
+    module, form = make(), config.model.base
+    assert form is not None
+    names = quantizable(module, config.model.base_except or ())
+    if config.lora is None:
+        frozen = deepcopy(module)
+        freeze(frozen, config.train.freeze or ())
+        names -= {name for name, p in frozen.named_parameters() if p.requires_grad}
+    round_weights(module, names, form, getattr(torch, config.model.dtype))
+    return module
 
 
 def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from swaptrain.errors import ConfigError, DamagedStoreError, Where
+from swaptrain.program.quantized import QuantizedAs
 from swaptrain.store.disk.durable_files import (
     existing_parent,
     flush_directory,
@@ -37,12 +38,14 @@ from swaptrain.store.format.schema import (
     Name,
     Record,
     ShownText,
+    Sizes,
     Whole,
 )
 from swaptrain.store.format.schema_static import StaticRecord, check_static_array
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths, link_text
 
-__all__ = ["FORMAT", "AdapterRecord", "Choices", "MergeRecord", "RootRecord", "RootRow"]
+__all__ = ["FORMAT", "AdapterRecord", "Choices", "MergeRecord", "QuantizedRecord"]
+__all__ += ["RootRecord", "RootRow"]
 __all__ += ["create_root", "damaged_buffers"]
 __all__ += ["ensure_group", "free_bytes"]
 __all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
@@ -82,6 +85,15 @@ class MergeRecord(Record):
     """Of DoRA."""
     r: AtLeastOne
     alpha: JsonNumber
+
+
+class QuantizedRecord(Record):
+    """A weight that is stored as codes and scales."""
+
+    form: QuantizedAs
+    shape: Sizes
+    dtype: Dtype
+    """What it is decoded to."""
 
 
 class AdapterRecord(Record):
@@ -143,6 +155,8 @@ class RootRecord(Record):
     choices: Choices
     adapter: AdapterRecord | None = None
     """None: the model itself is trained."""
+    quantized: dict[Name, QuantizedRecord] = Field(default_factory=dict)
+    """By name: the weights that are stored as codes."""
     step: Whole
     """The committed step, where the store is committed as a whole (else the slots' records say
     it)."""
@@ -152,6 +166,15 @@ class RootRecord(Record):
     def is_whole(self) -> bool:
         """Whether the state is committed as a whole, in one of two trees."""
         return self.unit == "step"
+
+    @model_validator(mode="after")
+    def _names_no_code(self) -> Self:
+        """PEFT imports what these fields name, when somebody loads what an export writes."""
+        written = {} if self.adapter is None else self.adapter.config
+        named = [n for n in ("auto_mapping", "megatron_config") if written.get(n) is not None]
+        if named:
+            raise ValueError(f"the adapter's config sets {named[0]}, which names code")
+        return self
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
