@@ -97,7 +97,7 @@ def lora_config(tmp_path: Path, name: str, kind: str = "lora", **tree: Any) -> A
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "variant", "dtype"), matrix(MODELS, KINDS, VARIANTS, DTYPES)
+    ("model", "kind", "variant", "dtype"), matrix(MODELS, KINDS, VARIANTS, DTYPES, by_pairs=False)
 )
 def test_the_same_bits_as_plain_peft(
     model: str, kind: str, variant: str, dtype: str, tmp_path: Path, plain_runs: PlainRuns

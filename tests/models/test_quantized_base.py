@@ -45,7 +45,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("model", "form", "variant", "dtype"), matrix(MODELS, FORMS, VARIANTS, DTYPES)
+    ("model", "form", "variant", "dtype"), matrix(MODELS, FORMS, VARIANTS, DTYPES, by_pairs=False)
 )
 def test_the_bits_of_its_decoded_weights(
     model: str, form: str, variant: str, dtype: str, tmp_path: Path, plain_runs: PlainRuns

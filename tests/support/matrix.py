@@ -23,14 +23,15 @@ def every(nth: int, cases: Iterable[Any]) -> list[Any]:
     return [case if not n % nth else _in_proof(case) for n, case in enumerate(cases)]
 
 
-def matrix(*factors: Iterable[Any]) -> list[Any]:
+def matrix(*factors: Iterable[Any], by_pairs: bool = True) -> list[Any]:
     """Return every combination of the factors' values, as cases of one `parametrize`.
 
     By default each value runs once. The proof adds cases until each pair of values of two factors
-    has run; what is left is marked `whole`. So two factors run wholly in the proof.
+    has run; what is left is marked `whole`. So two factors run wholly in the proof. Without
+    `by_pairs` the proof adds none: what is not run by default is `whole`.
     """
     listed = [tuple(factor) for factor in factors]
-    by_default, proof = _diagonal(listed), pairs(*listed)
+    by_default, proof = _diagonal(listed), pairs(*listed) if by_pairs else set[Any]()
     cases = []
     for values in product(*listed):
         marks: tuple[pytest.MarkDecorator, ...] = ()

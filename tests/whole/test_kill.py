@@ -92,7 +92,17 @@ def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any
     return server.ask("tests.support.killing", **plan)
 
 
-@pytest.mark.parametrize("mode", proof_but([mode for mode in MODES if mode != "fused"], "clipped"))
+BY_HAND = {"two-repeated-clipped", "parts-trees", "batch-norm-clipped", "trees-clipped"}
+"""Modes whose halves are killed in modes of their own; scripts/proof/chaos.py kills them too."""
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *proof_but([mode for mode in MODES if mode not in {"fused", *BY_HAND}], "clipped"),
+        *(pytest.param(mode, marks=pytest.mark.whole) for mode in sorted(BY_HAND)),
+    ],
+)
 def test_a_run_killed_at_random_system_calls_ends_with_the_same_bits(
     mode: str, server: Server, tmp_path: Path
 ) -> None:
