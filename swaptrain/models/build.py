@@ -114,9 +114,9 @@ def build(
     if config.lora is not None and buffers is None and is_whole:
         source = config.lora.source
     base = QuantizedBase(config.model, is_whole=is_whole)
-    if buffers is None:
-        base.check_seen(adapter, has_values=checkpoint is not None)
     initial = _initial_weights(config, factory, checkpoint, adapter, source, note, base, draw=draw)
+    if buffers is None:
+        base.check_seen(adapter, None if checkpoint is None else initial.missing)
     module, construction = initial.module, initial.construction
     if checkpoint is not None and adapter is None:
         thawed = thawed_by_loading(module, initial.missing)

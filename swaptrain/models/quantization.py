@@ -54,7 +54,9 @@ def encode(weight: Tensor, form: QuantizedAs, codes: Tensor, scales: Tensor) -> 
             rows = part.view(-1, unit)
             torch.div(rows.abs().amax(1), _INT8_LARGEST, out=to)
             divisor = torch.where(to == 0, 1.0, to)[:, None]
-            codes[first : first + step] = (rows / divisor).round_().flatten()
+            # A scale that is subnormal is rounded itself: what it divides may be more than 127.
+            nearest = (rows / divisor).round_().clamp_(-_INT8_LARGEST, _INT8_LARGEST)
+            codes[first : first + step] = nearest.flatten()
         else:
             codes[first // 2 : (first + len(part) + 1) // 2] = _nf4_codes(part, to)
 

@@ -19,6 +19,7 @@ from swaptrain.models.freeze import nearest
 from swaptrain.models.quantization import rounded
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.quantized import QuantizedAs
+from swaptrain.program.tensors import contiguous
 
 __all__ = ["QuantizedBase", "quantizable", "refused_weight", "round_weights"]
 
@@ -55,12 +56,19 @@ class QuantizedBase:
 
         return {n: partial(seen, n, v) if n in self._names else v for n, v in values.items()}
 
-    def check_seen(self, adapter: Mapping[str, object] | None, *, has_values: bool) -> None:
-        """Raise ConfigError where adapters would begin from weights that are not as seen later."""
-        if self._form is not None and adapter and adapter.get("use_dora") and not has_values:
+    def check_seen(
+        self, adapter: Mapping[str, object] | None, missing: Collection[str] | None
+    ) -> None:
+        """Raise ConfigError where adapters would begin from weights that are not as seen later.
+
+        That are weights which no checkpoint has: all (None), or those that are `missing` in it.
+        """
+        drawn = self._names if missing is None else self._names.intersection(missing)
+        if self._form is not None and adapter and adapter.get("use_dora") and drawn:
             raise ConfigError(
-                "lora.use_dora begins from the weights of the base, which model.base changes: begin"
-                " from a checkpoint (model.hf), or set model.base to null"
+                "lora.use_dora begins from the weights of the base, which model.base changes, and "
+                f"the constructor draws {min(drawn)}: begin from a checkpoint that has it "
+                "(model.hf), name it in model.base_except, or set model.base to null"
             )
 
     def quantized(
@@ -113,7 +121,7 @@ def quantizable(
         and parameter.is_floating_point()
         and parameter.ndim >= 2
         and parameter.numel()
-        and parameter.is_contiguous()
+        and parameter.stride() == contiguous(tuple(parameter.shape))
         and not any(fnmatchcase(name, pattern) for pattern in except_)
     )
 

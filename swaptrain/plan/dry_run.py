@@ -86,6 +86,8 @@ class DryRun:
                 saved = self._operations.measure_saved(instruction, slabs)
             except torch.OutOfMemoryError:  # the device's: it cannot keep them for a moment
                 return None
+            finally:
+                self._operations.end_visit()
         isomorphism = self.captured.computed_by(instruction).isomorphism
         self.measured.saved_count[isomorphism] = saved.count
         return saved.nbytes if saved.complete else None

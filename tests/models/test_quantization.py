@@ -96,6 +96,14 @@ def test_int8_is_the_plain_formula(shape: tuple[int, ...], dtype: torch.dtype) -
     assert torch.equal(back.view(rows.shape), (codes.view(rows.shape) * scales[:, None]).to(dtype))
 
 
+def test_int8_of_subnormal_numbers_keeps_their_signs() -> None:
+    """The scale of 178 of the least numbers is one of them, and 178 is no int8."""
+    least = torch.finfo(torch.float32).smallest_normal * 2.0**-23
+    weight = torch.tensor([[178.0, -178.0, 1.0]]) * least
+    codes, _ = coded(weight, "int8")
+    assert codes.tolist() == [[127, -127, 1]]
+
+
 @pytest.mark.parametrize("form", ["int8", "nf4"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_by_pieces_it_is_the_same(shape: tuple[int, ...], form: QuantizedAs) -> None:

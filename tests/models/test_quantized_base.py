@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from swaptrain.data import open_data
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, NotFiniteError
 from swaptrain.models.quantized_base import quantizable
 from swaptrain.reference import train_reference
 from swaptrain.store.format.root import read_root
@@ -187,6 +187,9 @@ def test_what_stays_as_it_is() -> None:
             self.stacked = nn.Parameter(torch.ones(2, 3, 4))
             self.head = nn.Linear(4, 4)
 
+    odd = Net()
+    odd.stacked = nn.Parameter(torch.ones(1, 9)[:, :5])  # one row: contiguous, in strides of 9
+    assert quantizable(odd) == {"first.weight"}
     assert quantizable(Net()) == {"first.weight", "stacked"}
     assert quantizable(Net(), ["first*"]) == {"stacked"}
     with pytest.raises(ConfigError, match=r"base_except: 'frist\*' matches no .* first"):
@@ -253,3 +256,6 @@ def test_weights_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> 
     }
     with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj.* not finite"):
         train(config_of(tmp_path / "run", tree))
+    kept = {**tree["model"], "base_except": ["model.layers.1.mlp.up_proj.weight"]}
+    with pytest.raises(NotFiniteError):  # begun with it as it is, as the message says
+        train(config_of(tmp_path / "run", {**tree, "model": kept}))
