@@ -65,13 +65,17 @@ def with_recorded(old: Config, new: Config) -> Config:
     """Return `new` with what the run recorded at creation where `new` leaves it open (null).
 
     That is `optimizer.schedule.decay_steps`, whose default is the first `train.steps`, and
-    `train.loss_weighting` and `store.commit.unit`, whose defaults depend on the model. `old` is the
+    `data.packing`, `train.loss_weighting` and `store.commit.unit`, whose defaults depend on the
+    model. `old` is the
     config as recorded in `run.dir/config.yaml`.
     """
     if new.store.commit.unit is None:
         commit = new.store.commit.model_copy(update={"unit": old.store.commit.unit})
         store = new.store.model_copy(update={"commit": commit})
         new = new.model_copy(update={"store": store})
+    if new.data.packing is None:
+        data = new.data.model_copy(update={"packing": old.data.packing})
+        new = new.model_copy(update={"data": data})
     if new.train.loss_weighting is None:
         train = {"loss_weighting": _as_begun(old).train.loss_weighting}
         new = new.model_copy(update={"train": new.train.model_copy(update=train)})

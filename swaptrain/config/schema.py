@@ -51,11 +51,12 @@ _PAGE_BYTES = 4096
 _SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
 """What is written with a unit."""
 _PATHS = (
-    *(("model", "hf"), ("lora", "from"), ("data", "text"), ("data", "tokens")),
+    *(("model", "hf"), ("lora", "from"), ("data", "text"), ("data", "chat"), ("data", "tokens")),
     *(
         ("data", "tokenizer"),
         ("data", "cache"),
         ("eval", "text"),
+        ("eval", "chat"),
         ("eval", "tokens"),
         ("store", "paths"),
         ("run", "dir"),
@@ -107,7 +108,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """What it is trained on: exactly one of `text`, `tokens` and `python`."""
+    """What it is trained on: exactly one of `text`, `chat`, `tokens` and `python`."""
 
     text: Globs | None = None
     """Globs of text files. Documents are taken in sorted order, each followed by an end token, and
@@ -115,6 +116,26 @@ class DataConfig(Section):
     directory of Python's own standard library: text that every machine has. Links to directories
     are followed, though not into one that is on the path already, and each file counts once,
     whatever names lead to it. Line ends stay as they are."""
+    chat: Globs | None = None
+    """Globs of files of conversations and other rows: `.jsonl`, `.json`, `.csv`, and with
+    `pip install 'swaptrain[data]'` `.parquet` and directories that `datasets` saved. A row is what
+    its columns say: `messages`, `conversations` (`from`, `value`), `prompt` and `completion`,
+    `instruction` and `output`, `text`, or `input_ids` and `labels`."""
+    chat_template: Text | None = None
+    """A file of Jinja, or Jinja itself. null: the template of `tokenizer`."""
+    train_on: Literal["assistant", "completion", "all"] | None = None
+    """Which tokens of a row of `chat` are trained: the turns of the assistant, the last of them or
+    the column `completion`, or all. null: completions where a row names them, else the turns of the
+    assistant, and all of `text`."""
+    mask_history: bool = False
+    """true: of the turns that are trained only the last one is."""
+    packing: bool | None = None
+    """Whether several rows of `chat` share a sequence, with attention and positions of their own;
+    false: each has a sequence, with padding. null: packed where a trial shows that the model keeps
+    rows apart; recorded."""
+    held_out: Mask | None = None
+    """The part of the rows of `chat`, such as 0.02, that is left for an `eval` section without data
+    of its own: by a hash of each row. null: none."""
     tokens: Files | None = None
     """Files of token ids: `.bin` (raw, see `token_dtype`), `.npy`, or a zarr array."""
     token_dtype: TokenDtype | None = None
@@ -139,7 +160,7 @@ class DataConfig(Section):
     included. false: what is no text by its name or content is refused, and a UTF-8 byte order mark
     is dropped."""
     sequence_length: Positive = 512
-    """Tokens per sequence, for `text` and `tokens`."""
+    """Tokens per sequence, for `text`, `chat` and `tokens`."""
     micro_batch: Positive = 1
     """Sequences (or items) per micro-batch."""
     micro_batches: Positive = 1
@@ -156,9 +177,20 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
-        self._exactly_one("text", "tokens", "python")
+        self._exactly_one("text", "chat", "tokens", "python")
         if self.kwargs and self.python is None:
             raise ValueError("kwargs belong to python, which is not set")
+        if self.chat is None:
+            for name in ("chat_template", "train_on", "mask_history", "packing", "held_out"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} belongs to chat, which is not set")
+        elif self.tokenizer == "bytes":
+            raise ValueError(
+                "chat needs tokenizer: the directory of a Hugging Face tokenizer, such as the "
+                "model's"
+            )
+        if self.mask is not None and self.chat is not None:
+            raise ValueError("mask belongs to text and tokens; conversations train by turns")
         if self.mask is not None and self.python is not None:
             raise ValueError("mask belongs to text and tokens; a python dataset masks by itself")
         if self.mask is not None and self.tokenizer == "bytes":
@@ -257,10 +289,15 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out loss during training: exactly one of `text`, `tokens` and `python`."""
+    """Held-out loss during training: one of `text`, `chat`, `tokens` and `python`.
+
+    None of them: the rows that `data.held_out` leaves.
+    """
 
     text: Globs | None = None
     """Globs of held-out text files, read with the tokenizer and lengths of `data`, in order."""
+    chat: Globs | None = None
+    """Globs of held-out files of rows, read as `data` says."""
     tokens: Files | None = None
     """Files of held-out token ids."""
     token_dtype: TokenDtype | None = None
@@ -278,10 +315,17 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> EvalConfig:
-        self._exactly_one("text", "tokens", "python")
+        if self.own_source:
+            self._exactly_one("text", "chat", "tokens", "python")
         if self.kwargs and self.python is None:
             raise ValueError("kwargs belong to python, which is not set")
         return self
+
+    @property
+    def own_source(self) -> bool:
+        """Whether it names data, instead of what `data.held_out` leaves."""
+        names = (self.text, self.chat, self.tokens, self.python)
+        return any(name is not None for name in names)
 
 
 class MemoryConfig(Section):
@@ -403,6 +447,17 @@ class Config(Section):
             raise ValueError(
                 f"memory.device is {format_size(self.memory.device)}, but device is cpu, where "
                 "only memory.host counts: set memory.device to null"
+            )
+        splits, own = self.data.held_out is not None, self.eval is None or self.eval.own_source
+        if self.eval is not None and not own and not splits:
+            raise ValueError(
+                "eval names no data: give one of text, chat, tokens and python, or set "
+                "data.held_out, which leaves a part of the rows of data.chat"
+            )
+        if splits and own:
+            raise ValueError(
+                f"data.held_out is {self.data.held_out:g}, and no eval section reads these rows: "
+                "add eval: {every: 100}, without data of its own"
             )
         return self
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from swaptrain.chat.files import SUFFIXES
+
 __all__ = ["NotTextError", "check_name", "read_document"]
 
 _PIECE_BYTES = 2**20
 _NAMES = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "JSON"),
-    **dict.fromkeys((".csv", ".tsv"), "a table"),
-    **dict.fromkeys((".parquet", ".arrow", ".feather", ".orc", ".avro"), "a table"),
+    **dict.fromkeys((".feather", ".orc", ".avro"), "a table"),
     **dict.fromkeys((".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z"), "compressed"),
     **dict.fromkeys((".tar", ".rar"), "an archive"),
 }
@@ -40,6 +40,11 @@ class NotTextError(ValueError):
 def check_name(name: str) -> None:
     """Raise NotTextError for a name that says that the file holds records or is compressed."""
     suffix = Path(name).suffix.lower()
+    if suffix in SUFFIXES:
+        raise NotTextError(
+            f"ends in {suffix}, so it holds rows: name it under data.chat, which reads rows of "
+            "conversations, prompts or text; data.text_as_is: true takes every file as it is"
+        )
     if suffix in _NAMES:
         raise NotTextError(f"ends in {suffix}, so it is {_NAMES[suffix]} and no text: {_CURE}")
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from swaptrain.data.conversations import Conversations
 from swaptrain.data.corpus import corpus_digest, hash_files
-from swaptrain.data.open import open_example
+from swaptrain.data.open import chat_patterns, open_example
 from swaptrain.data.record import RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings
 from swaptrain.data.sources import fitting_tokenizer, open_python, text_files, token_files
 from swaptrain.data.text import document_tokens, tokens_on_disk, too_short
-from swaptrain.data.token_files import Joined
+from swaptrain.data.tokens.token_files import Joined
 from swaptrain.store.paths import RunPaths
 
 __all__ = ["HeldOut", "look_at_held_out"]
@@ -53,7 +54,18 @@ def look_at_held_out(
     )
     most = None if config.batches == "all" else int(config.batches) * data.micro_batch
     length = data.sequence_length
-    if config.python is not None:
+    patterns = chat_patterns(config, data)
+    if patterns is not None:
+        rows = Conversations(
+            patterns,
+            data,
+            "eval",
+            held_out=config.chat is None,
+            model_vocabulary=model_vocabulary,
+        )
+        record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
+        items = rows.count(record, most)
+    elif config.python is not None:
         items = len(open_python(config.python, config, "eval").dataset)
     elif config.text is not None:
         most_tokens = None if most is None else most * length

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from swaptrain.data.batches import Batches
+from swaptrain.data.conversations import Conversations
 from swaptrain.data.masking import mask_tokens
 from swaptrain.data.record import RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings, SourceSettings
@@ -24,12 +25,12 @@ from swaptrain.data.sources import (
     token_files,
 )
 from swaptrain.data.text import document_tokens, too_short
-from swaptrain.data.token_files import Joined
+from swaptrain.data.tokens.token_files import Joined
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_size
 
-__all__ = ["open_data", "open_eval", "open_example"]
+__all__ = ["chat_patterns", "open_data", "open_eval", "open_example"]
 
 Note = Callable[[str], None]
 
@@ -117,6 +118,17 @@ def open_example(
         _check_size(config, batches.item_bytes, most_bytes)
         return batches.example()
     length = config.sequence_length
+    patterns = chat_patterns(source, config)
+    if patterns is not None:
+        _check_size(config, 3 * length * _ID_BYTES, most_bytes)
+        rows = Conversations(
+            patterns,
+            config,
+            section,
+            held_out=section == "eval" and source.chat is None,
+            model_vocabulary=model_vocabulary,
+        )
+        return rows.example(config.micro_batch)
     if config.mask is not None:  # refused here, before anything is written
         mask_tokens(fitting_tokenizer(config, model_vocabulary))
     _check_size(config, 2 * length * _ID_BYTES, most_bytes)
@@ -156,7 +168,18 @@ def _open(
     model_vocabulary: int | None,
     note: Note,
 ) -> Source:
-    """Open whichever of the three kinds `source` names."""
+    """Open whichever of the four kinds `source` names."""
+    patterns = chat_patterns(source, config)
+    if patterns is not None:
+        rows = Conversations(
+            patterns,
+            config,
+            section,
+            held_out=section == "eval" and source.chat is None,
+            model_vocabulary=model_vocabulary,
+            note=note,
+        )
+        return rows.open(run_record)
     if source.text is not None:
         return open_text(source.text, config, section, run_record, model_vocabulary, note)
     if source.tokens is not None:
@@ -165,7 +188,18 @@ def _open(
         opened = open_python(source.python, source, section)
         run_record.check(opened.record)
         return opened
-    raise ConfigError(f"{section}: it names no data: set one of text, tokens and python")
+    raise ConfigError(f"{section}: it names no data: set one of text, chat, tokens and python")
+
+
+def chat_patterns(source: SourceSettings, config: DataSettings) -> Sequence[str] | None:
+    """Return the globs of conversations that a section reads; None where it reads another kind.
+
+    An `eval` section without data of its own reads what `data.held_out` leaves of the rows.
+    """
+    if source.chat is not None:
+        return source.chat
+    names = (source.text, source.tokens, source.python)
+    return config.chat if all(name is None for name in names) else None
 
 
 def _check_size(config: DataSettings, item_bytes: int, most_bytes: int | None) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from swaptrain.data.token_files import TokenSource
+from swaptrain.data.tokens.token_files import TokenSource
 
 __all__ = ["PackedTokens"]
 

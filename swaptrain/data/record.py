@@ -65,7 +65,8 @@ class RunRecord:
         lines = changed_files(earlier.files, data.files)
         if earlier.tokenizer_digest != data.tokenizer_digest:
             raw = any(file.largest_id >= 0 for file in data.files)
-            lines.insert(0, f"{'data.token_dtype' if raw else 'the tokenizer'} has changed")
+            what = "data.token_dtype" if raw else "the tokenizer (its chat template counts)"
+            lines.insert(0, f"{what} has changed")
         if not lines and data.files:
             lines.append("the order of the files has changed")
         if not lines:

@@ -6,15 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from swaptrain.chat.turns import TrainOn
+
 __all__ = ["DataSettings", "EvalSettings", "SourceSettings"]
 
 
 class SourceSettings(Protocol):
-    """Where items come from: exactly one of text, tokens and python is set."""
+    """Where items come from: at most one of text, chat, tokens and python is set."""
 
     @property
     def text(self) -> Sequence[str] | None:
         """Globs of text files."""
+
+    @property
+    def chat(self) -> Sequence[str] | None:
+        """Globs of files of conversations, prompts, or other rows."""
 
     @property
     def tokens(self) -> Sequence[str | Path] | None:
@@ -47,6 +53,26 @@ class DataSettings(SourceSettings, Protocol):
     @property
     def text_as_is(self) -> bool:
         """Whether files are taken without asking whether they are text."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """A file, or Jinja; None: the tokenizer's own."""
+
+    @property
+    def train_on(self) -> TrainOn | None:
+        """Which tokens of a row are trained; None: as its columns say."""
+
+    @property
+    def mask_history(self) -> bool:
+        """Whether only the last turn of a conversation is trained."""
+
+    @property
+    def packing(self) -> bool | None:
+        """Whether several rows share a sequence; None: not decided yet."""
+
+    @property
+    def held_out(self) -> float | None:
+        """The part of the rows that is left for evaluation."""
 
     @property
     def sequence_length(self) -> int:

@@ -20,8 +20,8 @@ from swaptrain.data.record import DataRecord, RunRecord
 from swaptrain.data.seeded import check_repeatable, seeded
 from swaptrain.data.settings import DataSettings, SourceSettings
 from swaptrain.data.text import tokenised, too_short
-from swaptrain.data.token_files import FlatFile, Joined, TokenSource, open_token_file, scan
 from swaptrain.data.tokenizer import Tokenizer, open_tokenizer
+from swaptrain.data.tokens.token_files import FlatFile, Joined, TokenSource, open_token_file, scan
 from swaptrain.errors import ConfigError
 from swaptrain.units import format_size
 

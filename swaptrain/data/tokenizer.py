@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from swaptrain.chat.tokens import special_tokens
 from swaptrain.data.documents import NotTextError, read_document
 from swaptrain.data.special_tokens import hidden, special_names, unknown_token
 from swaptrain.errors import ConfigError
@@ -67,9 +68,9 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A directory with tokenizer.json, as `save_pretrained` writes it; one document at a time.
 
-    No special tokens are added but the end token, which is the directory's `eos_token`. Those that
-    stand in a document are text, or with `parse_special` the tokens. Truncation and padding that
-    the file asks for are switched off: they would lose or invent text.
+    No special tokens are added but the end token, the directory's `eos_token`, or its `sep_token`.
+    Those that stand in a document are text, or with `parse_special` the tokens. Truncation and
+    padding that the file asks for are switched off: they would lose or invent text.
     """
 
     def __init__(
@@ -185,16 +186,9 @@ def _ordinary(tree: dict[str, Any], ids: dict[str, int], end: str) -> set[str]:
 
 
 def _end_token(directory: Path) -> str | None:
-    """Return the end token that the directory's files name, the later format first."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = directory / name
-        if not path.is_file():
-            continue
-        entry = _read(path).get("eos_token")
-        token = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(token, str):
-            return token
-    return None
+    """Return the end token that the directory's files name, `sep_token` where there is no other."""
+    special = special_tokens(directory)
+    return special.get("eos_token") or special.get("sep_token")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Factory:
     """How many positions the model says that it has, and its name for that."""
     fewer_layers: Callable[[int], Factory | None] = lambda _: None
     """Gives the same architecture with at most so many layers; None where it has no more."""
+    keeps_rows_apart: Callable[[], bool] = lambda: False
+    """Tries whether rows that share a sequence stay apart; False where that cannot be tried."""
     classes: Callable[[], str] = lambda: ""
     """Says which other classes do the job, where the model turns out to give no loss."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from swaptrain.capture.forward.loss import loss_of
-from swaptrain.models.tiny import tiny_model
+from swaptrain.models.tiny import randomise, tiny_model
 
 __all__ = ["Sight", "sight_of"]
 
@@ -51,7 +51,7 @@ def sight_of(cls: type, config: object) -> Sight | None:
         if model is None:
             return None
         for scale in (1.0, 0.0):  # wild weights show more; where they overflow, its own will do
-            _randomise(model, scale)
+            randomise(model, scale)
             try:
                 found = _look(model)
             except Exception:  # a forward may refuse this batch in any way
@@ -61,17 +61,6 @@ def sight_of(cls: type, config: object) -> Sight | None:
             model = tiny_model(cls, config)
             assert model is not None
     return None
-
-
-def _randomise(model: nn.Module, scale: float) -> None:
-    """Move every weight away from zero: what begins as nothing would hide what it will see."""
-    if not scale:
-        return
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and parameter.numel():
-            fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
-            spread = fan_in**-0.5 if parameter.ndim > 1 else 0.2
-            parameter.add_(torch.randn_like(parameter) * spread * scale)
 
 
 def _look(model: nn.Module) -> Sight | None:

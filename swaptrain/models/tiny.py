@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["tiny_model"]
+__all__ = ["randomise", "tiny_model"]
 
 _MOST_PARAMETERS = 16_000_000
 _FEW_LAYERS = 8
@@ -47,6 +47,17 @@ def tiny_model(cls: Any, config: Any) -> nn.Module | None:
             continue
         return model.eval()
     return None
+
+
+def randomise(model: nn.Module, scale: float) -> None:
+    """Move every weight away from zero: what begins as nothing would hide what it will see."""
+    if not scale:
+        return
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
+            spread = fan_in**-0.5 if parameter.ndim > 1 else 0.2
+            parameter.add_(torch.randn_like(parameter) * spread * scale)
 
 
 def _smaller(config: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from swaptrain.models.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.models.classes import Job, choose_class, fitting
 from swaptrain.models.factory import Factory, described
 from swaptrain.models.fewer_layers import most_layers, with_fewer_layers
+from swaptrain.models.rows_apart import keeps_rows_apart
 
 __all__ = ["hugging_face_factory", "job_of"]
 
@@ -103,7 +104,7 @@ def hugging_face_factory(
 
     return Factory(
         make, vocabulary, cls.__name__, checkpoint, _positions(hf_config), fewer_layers,
-        lambda: fitting(hf_config, job),
+        partial(keeps_rows_apart, cls, hf_config), lambda: fitting(hf_config, job),
     )  # fmt: skip
 
 

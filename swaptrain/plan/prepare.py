@@ -60,6 +60,7 @@ class Prepared:
                 config.data, model_vocabulary=None, most_bytes=config.memory.host
             )
         self.factory: Factory = model_factory(config, example, asks=root is None, note=note)
+        config = _with_packing(config, self.factory, note)
         if example is None:
             example = open_example(
                 config.data,
@@ -98,6 +99,28 @@ class Prepared:
                 "model or the version of torch or transformers has changed since. Restore it, or "
                 "start over with --fresh"
             )
+
+
+def _with_packing(config: Config, factory: Factory, note: Callable[[str], None]) -> Config:
+    """Return the config with `data.packing` decided, by a trial of the model; raises ConfigError.
+
+    A run that exists has it recorded.
+    """
+    if config.data.chat is None or config.data.packing is False:
+        return config
+    apart = factory.keeps_rows_apart()
+    if config.data.packing and not apart:
+        raise ConfigError(
+            f"data.packing is true, and a trial does not show that {factory.description} keeps "
+            "rows of one sequence apart: set it to false, and each row has a sequence of its own"
+        )
+    if config.data.packing is None and not apart:
+        note(
+            f"each row has a sequence of its own, with padding: a trial does not show that "
+            f"{factory.description} keeps rows of one sequence apart"
+        )
+    data = config.data.model_copy(update={"packing": apart})
+    return config.model_copy(update={"data": data})
 
 
 def _check_parent(path: Path) -> None:

@@ -83,10 +83,10 @@ def archive() -> bytes:
 
 
 REFUSED: dict[str, tuple[str, bytes, str]] = {
-    "jsonl": ("a.jsonl", b'{"text": "words"}\n' * 9, r"ends in \.jsonl, .* JSON .* data\.python"),
-    "json": ("a.JSON", b"[]" * 9, r"ends in \.json, so it is JSON"),
-    "csv": ("a.csv", b"a,b\n" * 9, "a table and no text"),
-    "parquet": ("a.parquet", b"PAR1" * 9, "a table and no text"),
+    "jsonl": ("a.jsonl", b'{"text": "words"}\n' * 9, r"so it holds rows: .* data\.chat"),
+    "json": ("a.JSON", b"[]" * 9, r"ends in \.json, so it holds rows"),
+    "csv": ("a.csv", b"a,b\n" * 9, "name it under data.chat"),
+    "parquet": ("a.parquet", b"PAR1" * 9, "name it under data.chat"),
     "gz": ("a.txt.gz", gzip.compress(TEXT.encode()), r"ends in \.gz, so it is compressed"),
     "gzip": ("a.txt", gzip.compress(TEXT.encode()), "compressed by gzip by its first bytes"),
     "zst": ("a", b"\x28\xb5\x2f\xfd" + b"x" * 9, "compressed by zstd"),

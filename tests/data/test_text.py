@@ -14,7 +14,7 @@ import zarr
 
 from swaptrain.config.schema import DataConfig
 from swaptrain.data import Batches, open_data, open_example
-from swaptrain.data import token_array as token_array_module
+from swaptrain.data.tokens import token_array as token_array_module
 from swaptrain.errors import ConfigError, RunError
 
 Corpus = Callable[..., Path]

@@ -15,7 +15,7 @@ import pytest
 
 import swaptrain
 from swaptrain.cli import main
-from swaptrain.data.token_files import open_token_file
+from swaptrain.data.tokens.token_files import open_token_file
 from swaptrain.errors import ConfigError
 from tests.support.stores import Job, small_run
 

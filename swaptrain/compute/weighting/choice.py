@@ -40,7 +40,8 @@ class LossWeighting:
         """
         if self.counter is None:
             return False
-        return source.python is not None or self.masked or not self.counter.every_id_counts
+        is_counted = source.python is None and source.chat is None
+        return not is_counted or self.masked or not self.counter.every_id_counts
 
     @property
     def matters(self) -> bool:

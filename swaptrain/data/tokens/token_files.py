@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from swaptrain.data.bin_files import BinForm, bin_form, likely_forms
-from swaptrain.data.token_array import Array, expect_at, read_at
+from swaptrain.data.tokens.bin_files import BinForm, bin_form, likely_forms
+from swaptrain.data.tokens.token_array import Array, expect_at, read_at
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.paths import ZARR_JSON
 from swaptrain.strict_json import read_json

@@ -1,0 +1,63 @@
+"""What a file of rows came to, counted while its tokens were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Report"]
+
+
+@dataclass
+class Report:
+    """Counts of rows and of tokens."""
+
+    rows: int = 0
+    """Taken: without those that were dropped."""
+    tokens: int = 0
+    """Of the rows taken, as far as they fit."""
+    trained: int = 0
+    """Tokens of which the prediction is trained."""
+    longest: int = 0
+    """Tokens of the longest row, before it was cut."""
+    truncated: int = 0
+    """Rows of more tokens than a sequence."""
+    dropped: int = 0
+    """Rows in which no token is trained."""
+    sequences: int = 0
+    """Items that the rows were laid into."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Report:
+        """Return a report that `fields` recorded; raises TypeError."""
+        found = cls(**fields)
+        if any(type(value) is not int or value < 0 for value in asdict(found).values()):
+            raise TypeError("a count is no whole number")
+        return found
+
+    def fields(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+    def add(self, row_tokens: int, taken: int, trained: int) -> None:
+        """Count a row of so many tokens, of which so many are taken and trained."""
+        self.rows += 1
+        self.tokens += taken
+        self.trained += trained
+        self.longest = max(self.longest, row_tokens)
+        self.truncated += taken < row_tokens
+
+    def line(self, sequence_length: int) -> str:
+        """Say it in one line."""
+        full = self.tokens / max(1, self.sequences * sequence_length)
+        text = (
+            f"{self.rows:,} rows, {self.tokens:,} tokens, {self.trained:,} of them trained; the "
+            f"longest row has {self.longest:,}; {self.sequences:,} sequences of "
+            f"{sequence_length:,}, {full:.0%} full"
+        )
+        if self.truncated:
+            text += f"; {self.truncated:,} rows are longer than a sequence and were cut"
+        if self.dropped:
+            text += f"; {self.dropped:,} rows have nothing to train and were left out"
+        return text
