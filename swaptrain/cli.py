@@ -21,6 +21,7 @@ from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, Sw
 from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.durable_files import run_error
+from swaptrain.units import parse_size
 
 if TYPE_CHECKING:
     from swaptrain.verbs.export import Form
@@ -115,6 +116,10 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory (run.dir)")
 
 
+_OTHER_FILES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".json", ".yaml")
+"""Ends of names of files that an export does not write."""
+
+
 def _export(given: Arguments) -> None:
     """Write the weights of a run: to a safetensors file, as an adapter, or merged into its base.
 
@@ -122,20 +127,26 @@ def _export(given: Arguments) -> None:
     they are read. Of any other, as its last commit left them.
     """
     if (given.to is None) == (given.adapter is None):
-        raise ConfigError("give one of --to FILE.safetensors and --adapter DIR")
+        raise ConfigError("give one of --to DIR, --to FILE.safetensors and --adapter DIR")
     if given.merged and given.to is None:
         raise ConfigError("--merged writes a model: give --to DIR, or --to FILE.safetensors")
     target = expand_argument(given.to or given.adapter)
-    if given.to is not None and not given.merged and target.suffix != ".safetensors":
-        raise ConfigError(
-            f"--to {target}: the file's name must end in .safetensors; for a directory of a run "
-            "with adapters give --merged --to DIR (a model) or --adapter DIR (the adapter)"
-        )
+    if given.to is not None and target.suffix in _OTHER_FILES:
+        raise ConfigError(f"--to {target}: name a directory, or a file that ends in .safetensors")
+    shard_bytes = parse_size(given.max_shard)
     run_dir = _check_run(given.run)
     from swaptrain.verbs.export import export_weights
 
     form: Form = "adapter" if given.adapter is not None else "merged" if given.merged else "all"
-    export_weights(run_dir, target, given.dtype, form=form, from_step=given.from_step, note=print)
+    export_weights(
+        run_dir,
+        target,
+        given.dtype,
+        form=form,
+        from_step=given.from_step,
+        shard_bytes=shard_bytes,
+        note=print,
+    )
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,8 +154,8 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         type=Path,
-        metavar="FILE.safetensors",
-        help="the file to write; with --merged it may be a directory",
+        metavar="DIR",
+        help="the model as the hub has it, for from_pretrained; or FILE.safetensors: weights alone",
     )
     parser.add_argument(
         "--adapter",
@@ -153,14 +164,20 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the adapter (lora) as PEFT does: adapter_model.safetensors and its config",
     )
     parser.add_argument(
+        "--max-shard",
+        default="5GB",
+        metavar="SIZE",
+        help="most bytes of one file of weights in a directory (default 5GB)",
+    )
+    parser.add_argument(
         "--merged",
         action="store_true",
-        help="merge the adapter into its base: --to DIR is a model that transformers loads",
+        help="merge the adapter (lora) into its base",
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16"),
-        help="write in this dtype; the default is the one that was trained in",
+        choices=("float32", "bfloat16", "float16"),
+        help="write in this dtype; the default is that of the checkpoint, or of the training",
     )
     parser.add_argument(
         "--from-step",

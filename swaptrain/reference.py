@@ -375,6 +375,7 @@ def with_decay_steps(schedule: ScheduleFields | None, steps: int) -> ScheduleFie
         Schedule(),
         name=schedule.name,
         warmup_steps=schedule.warmup_steps,
+        warmup_ratio=schedule.warmup_ratio,
         decay_steps=steps,
         min_lr_ratio=schedule.min_lr_ratio,
         decay_fraction=schedule.decay_fraction,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 from swaptrain.errors import ConfigError
 
-__all__ = ["Schedule", "ScheduleFields", "learning_rate"]
+__all__ = ["Schedule", "ScheduleFields", "learning_rate", "warmup_steps_of"]
 
 
 class ScheduleFields(Protocol):
@@ -18,6 +19,8 @@ class ScheduleFields(Protocol):
     def name(self) -> str: ...
     @property
     def warmup_steps(self) -> int: ...
+    @property
+    def warmup_ratio(self) -> float | None: ...
     @property
     def decay_steps(self) -> int | None: ...
     @property
@@ -35,20 +38,22 @@ class Schedule:
     decay_steps: int | None = None
     min_lr_ratio: float = 0.0
     decay_fraction: float = 0.2
+    warmup_ratio: float | None = None
 
 
 def learning_rate(step: int, *, lr: float, schedule: ScheduleFields) -> float:
     """Return the learning rate of `step`, which counts from 1, in float64.
 
-    With W = warmup_steps, D = decay_steps, f = min_lr_ratio, the rate is `lr * step / W` while
-    step <= W, and then `lr` times a factor of t = (step - W) / max(1, D - W), clipped to [0, 1]:
-    constant 1; linear 1 - (1 - f) t; cosine f + (1 - f) (1 + cos(pi t)) / 2; wsd (warmup, stable,
-    decay) 1 until the last `decay_fraction` of D, then linear to f at step D.
+    With D = decay_steps, W = warmup_steps (or warmup_ratio D, rounded up) and f = min_lr_ratio,
+    the rate is `lr * step / W` while step <= W, and then `lr` times a factor of
+    t = (step - W) / max(1, D - W), clipped to [0, 1]: constant 1; linear 1 - (1 - f) t; cosine
+    f + (1 - f) (1 + cos(pi t)) / 2; wsd (warmup, stable, decay) 1 until the last `decay_fraction`
+    of D, then linear to f at step D.
 
     Raises:
         ConfigError: `decay_steps` is needed and missing, or the name is unknown.
     """
-    warmup_steps = schedule.warmup_steps
+    warmup_steps = warmup_steps_of(schedule)
     if step <= warmup_steps:
         return lr * step / warmup_steps
     if schedule.name == "constant":
@@ -61,9 +66,21 @@ def learning_rate(step: int, *, lr: float, schedule: ScheduleFields) -> float:
     return lr * decay_factor(step, schedule, schedule.decay_steps)
 
 
+def warmup_steps_of(schedule: ScheduleFields) -> int:
+    """Return the steps of a schedule's warmup; raises ConfigError where it is a part of nothing."""
+    if schedule.warmup_ratio is None:
+        return schedule.warmup_steps
+    if schedule.decay_steps is None:
+        raise ConfigError(
+            "optimizer.schedule.warmup_ratio is a part of decay_steps: set it, or train.steps, "
+            "from which it is taken"
+        )
+    return math.ceil(Fraction(str(schedule.warmup_ratio)) * schedule.decay_steps)
+
+
 def decay_factor(step: int, schedule: ScheduleFields, decay_steps: int) -> float:
     """Return the factor of the learning rate after the warmup, in [min_lr_ratio, 1]."""
-    warmup_steps, floor = schedule.warmup_steps, schedule.min_lr_ratio
+    warmup_steps, floor = warmup_steps_of(schedule), schedule.min_lr_ratio
     t = clip((step - warmup_steps) / max(1, decay_steps - warmup_steps))
     if schedule.name == "linear":
         return 1.0 - (1.0 - floor) * t

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+from fractions import Fraction as Rational
 from typing import Any, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
@@ -209,6 +211,8 @@ class ScheduleConfig(Section):
     """The shape after the warmup. wsd: warmup, stable, decay."""
     warmup_steps: Count = 0
     """Steps over which the learning rate rises linearly to `lr`."""
+    warmup_ratio: Fraction | None = None
+    """Instead of `warmup_steps`: the part of `decay_steps` that they are, rounded up."""
     decay_steps: Positive | None = None
     """The step at which the decay ends, warmup included. null: `train.steps` of the first start,
     which is recorded: a later `train.steps` does not change it. A start of which every step has the
@@ -217,6 +221,12 @@ class ScheduleConfig(Section):
     """The factor at the end of the decay and after it."""
     decay_fraction: Fraction = 0.2
     """wsd only: the part of `decay_steps` that the decay takes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ScheduleConfig:
+        if self.warmup_ratio is not None and self.warmup_steps:
+            raise ValueError("give one of warmup_steps and warmup_ratio")
+        return self
 
 
 class OptimizerConfig(Section):
@@ -258,8 +268,12 @@ class OptimizerConfig(Section):
 class TrainConfig(Section):
     """How long, and how a step is carried out."""
 
-    steps: Positive
-    """Optimizer steps; a finished run goes on when this is raised."""
+    steps: Count | None = None
+    """Optimizer steps; a finished run goes on when this is raised. 0: the initial weights become a
+    store, to be exported or evaluated, and nothing is trained."""
+    epochs: PositiveNumber | None = None
+    """Instead of `steps`: how many times each item is taken; a part of an epoch counts too. The
+    run records the number of steps: epochs x items / items of a step, rounded up."""
     seed: Seed = 0
     """Seed of the initial weights, the order of the data, and dropout."""
     freeze: Patterns | None = None
@@ -286,6 +300,20 @@ class TrainConfig(Section):
     """On a GPU: only kernels that give the same bits each time, so that neither an interruption nor
     a budget changes the result. Some are slower, and a model that needs an operation without one is
     refused. A CPU's kernels always do."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainConfig:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("give steps, such as train.steps=100, or epochs")
+        self._exactly_one("steps", "epochs")
+        return self
+
+    @property
+    def last_step(self) -> int:
+        """The number of steps; to be asked once epochs have become steps."""
+        if self.steps is None:
+            raise AssertionError("train.epochs have not become steps yet")
+        return self.steps
 
 
 class EvalConfig(Section):
@@ -462,13 +490,25 @@ class Config(Section):
         return self
 
     def resolved(self) -> Config:
-        """Return the config with `optimizer.schedule.decay_steps` fixed: what a run records."""
+        """Return the config with `optimizer.schedule.decay_steps` fixed: what a run records.
+
+        It stays open while the number of steps is not known, or none is trained.
+        """
         schedule = self.optimizer.schedule
-        if schedule.decay_steps is not None:
+        if schedule.decay_steps is not None or not self.train.steps:
             return self
         schedule = schedule.model_copy(update={"decay_steps": self.train.steps})
         optimizer = self.optimizer.model_copy(update={"schedule": schedule})
         return self.model_copy(update={"optimizer": optimizer})
+
+    def with_steps_of(self, items: int) -> Config:
+        """Return the config with `train.epochs` of so many items as `train.steps`."""
+        if self.train.epochs is None:
+            return self
+        step_items = self.data.micro_batch * self.data.micro_batches
+        steps = math.ceil(Rational(str(self.train.epochs)) * items / step_items)
+        train = self.train.model_copy(update={"steps": steps, "epochs": None})
+        return self.model_copy(update={"train": train})
 
     def to_tree(self) -> dict[str, Any]:
         """Return the config as plain values, as in the YAML file: sizes have their unit again."""

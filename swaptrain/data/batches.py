@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from math import prod
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,7 +44,8 @@ class Batches:
     is p = ((s - 1) * micro_batches + m) * micro_batch. Without shuffling, item p modulo the length
     comes first and its neighbours follow; with it, epoch e = p // length and the item is
     permutation(seed, e)[p % length], for each of the positions. With `draws` the global generators
-    are seeded from seed, epoch and item around each read.
+    are seeded from seed, epoch and item around each read. A dataset that has `set_epoch` is told
+    the epoch, from 0, before each read.
 
     Raises ConfigError if item 0 is not a dict of tensors.
     """
@@ -77,6 +79,10 @@ class Batches:
         self._expect, self._expected = expect, 0
         self._once = once
         self._length = len(dataset)
+        set_epoch = getattr(dataset, "set_epoch", None)
+        self._set_epoch: Callable[[int], object] | None = set_epoch if callable(set_epoch) else None
+        self._epoch_lock = Lock()
+        """Held while a dataset that is told the epoch reads an item of it."""
         if self._length < 1:
             raise ConfigError(f"{name} has no items: give it data to train on")
         self.layout = _layout(self.item(0))
@@ -168,11 +174,19 @@ class Batches:
             items.append(item)
         return {key: torch.stack([item[key] for item in items]) for key in self.layout}
 
+    def _read(self, epoch: int, index: int) -> Any:
+        """Return an item as the dataset gives it, told the epoch where it has `set_epoch`."""
+        if self._set_epoch is None:
+            return self._dataset[index]
+        with self._epoch_lock:
+            self._set_epoch(epoch)
+            return self._dataset[index]
+
     def _item(self, index: int, epoch: int, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
         seed = item_seed(self._seed, epoch, index)
         try:
             with seeded(seed) if self._draws else nullcontext():
-                item = self._dataset[index]
+                item = self._read(epoch, index)
         except SwaptrainError:
             raise
         except Exception as cause:

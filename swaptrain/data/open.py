@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def open_data(
     run_record = RunRecord(RunPaths(run_dir).train_data, refuse=not fresh)
     source = _open(config, config, "data", run_record, model_vocabulary, note)
     batches = _batches(source, config, config.micro_batches, seed=seed, shuffle=config.shuffle)
-    run_record.keep(source.record)
+    run_record.keep(replace(source.record, items=len(batches)))
     return batches
 
 

@@ -29,6 +29,8 @@ class DataRecord:
     digest: str
     tokenizer_digest: str = ""
     files: tuple[CorpusFile, ...] = ()
+    items: int = 0
+    """Of one epoch; 0 where that is not recorded."""
 
 
 class RunRecord:
@@ -51,6 +53,11 @@ class RunRecord:
     def tokenizer_digest(self) -> str:
         """Of the recorded data; empty where there is none."""
         return self._earlier.tokenizer_digest if self._earlier else ""
+
+    @property
+    def items(self) -> int:
+        """Items of an epoch of the recorded data; 0 where that is not known."""
+        return self._earlier.items if self._earlier else 0
 
     @property
     def is_there(self) -> bool:
@@ -87,6 +94,7 @@ class RunRecord:
             "digest": data.digest,
             "tokenizer_digest": data.tokenizer_digest,
             "files": [astuple(file) for file in data.files],
+            "items": data.items,
         }
         make_directory(self.path.parent)
         write_aside(self.path, json.dumps(content).encode())
@@ -99,7 +107,10 @@ class RunRecord:
             texts = content["digest"], content["tokenizer_digest"]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError("a digest is not text")
-            return DataRecord(*texts, files)
+            items = content.get("items", 0)
+            if type(items) is not int or items < 0:
+                raise TypeError("the number of items is none")
+            return DataRecord(*texts, files, items)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from swaptrain.errors import ConfigError
-from swaptrain.models.leak import Sight, sight_of
+from swaptrain.models.trials.leak import Sight, sight_of
 
 __all__ = ["Job", "choose_class", "fitting"]
 

@@ -66,7 +66,9 @@ class Pretrained:
         self._shapes: dict[str, torch.Size] = {}
         self.remarks: list[str] = []
         """What a user should know of what the checkpoint has and has not."""
-        self._check_unused(self._find_forms())
+        self.only_stored = self._find_forms()
+        """What the checkpoint has and the model has no place for, by the checkpoint's names."""
+        self._check_unused(self.only_stored)
         self._check_found()
         self.missing = [
             name
@@ -85,6 +87,19 @@ class Pretrained:
         with torch.no_grad():
             for name in self._forms.keys() - self._parameters.keys():
                 self._places[name].copy_(self._stored(name))
+
+    @property
+    def stored_names(self) -> dict[str, str]:
+        """The checkpoint's names of what it has as the model does, by the model's names.
+
+        Of a tied weight by each of these.
+        """
+        return {
+            alias: form.sources[0][0]
+            for name, form in self._forms.items()
+            if form.converter is None
+            for alias in self._aliases.get(name, [name])
+        }
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a parameter, by any of its names."""

@@ -25,7 +25,7 @@ from swaptrain.models.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.models.classes import Job, choose_class, fitting
 from swaptrain.models.factory import Factory, described
 from swaptrain.models.fewer_layers import most_layers, with_fewer_layers
-from swaptrain.models.rows_apart import keeps_rows_apart
+from swaptrain.models.trials.rows_apart import keeps_rows_apart
 
 __all__ = ["hugging_face_factory", "job_of"]
 

@@ -97,7 +97,9 @@ class Progress:
         """
         self._total_steps = total_steps
         self._step_began_s = self._printed_s = self._clock()
-        if first_step > total_steps:
+        if not total_steps:
+            self.note("train.steps is 0: the initial weights are the run")
+        elif first_step > total_steps:
             self.note(
                 f"train.steps is {total_steps}, and {first_step - 1} steps are done: the one that "
                 "was begun, if any, is completed"

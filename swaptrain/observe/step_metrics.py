@@ -30,6 +30,8 @@ class StepMetrics:
     """Tokens (for data without tokens: items) of this step."""
     step_s: float
     """Wall-clock time of the step."""
+    epoch: float = 0.0
+    """How many times each item was taken, this step's included."""
     ended_at: float = 0.0
     """When it ended, in seconds since 1970 (UTC)."""
     compute_s: float = 0.0

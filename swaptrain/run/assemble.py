@@ -94,12 +94,12 @@ def assemble(
     position = find_resume_point(plan.layouts, slots, backing, parts.root)
     metrics = MetricsFile(paths.metrics)
     files.callback(metrics.close)
-    metrics.reserve(max(0, config.train.steps - position.decision.done))
+    metrics.reserve(max(0, config.train.last_step - position.decision.done))
     if prepared.weighting.matters:
         note(str(prepared.weighting))
     note(_summary(config, plan, parts))
     segments = len(plan.captured.model.segments)
-    progress.start(config.train.steps, position.decision.step, segments)
+    progress.start(config.train.last_step, position.decision.step, segments)
     trace = None
     if config.run.trace:
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")
@@ -183,7 +183,7 @@ def _trees(config: Config, plan: Plan, parts: Parts, commits: Commits) -> Trees 
         parts.backing,
         commits,
         parts.root,
-        last_step=config.train.steps,
+        last_step=config.train.last_step,
         keep_every=keep.every if keep is not None else None,
     )
 

@@ -33,8 +33,8 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
     live = {one.segment: one.record for one in held if one.record is not None}
     position = read_position(paths, root, live)
     position.decided()
-    is_at_end = position.is_whole and not position.pending and position.done >= config.train.steps
-    return position.done if is_at_end else None
+    is_whole = position.is_whole and not position.pending
+    return position.done if is_whole and position.done >= config.train.last_step else None
 
 
 def finish(training: Training, stop: StopRequest) -> None:
@@ -105,9 +105,16 @@ def separate_all(
 def finished_text(run_dir: Path, step: int, config: Config) -> str:
     """Return what the command says at the end: where the run is and what to try next."""
     start = "python -m swaptrain"
+    export = f"{start} export {run_dir}"
+    if config.lora is not None:
+        taken = f"{export} --adapter {run_dir}/adapter"
+    elif config.model.hf is not None:
+        taken = f"{export} --to {run_dir}/model"
+    else:
+        taken = f"{export} --to {run_dir}/weights.safetensors"
     return (
         f"finished: step {step} of {step} is in {run_dir}\n"
         f"  look at it     {start} inspect {run_dir}\n"
-        f"  take weights   {start} export {run_dir} --to {run_dir}/weights.safetensors\n"
+        f"  take weights   {taken}\n"
         f"  go on          the same command with {go_on_keys(config, step)}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from pathlib import Path
 
-from swaptrain.compute.learning_rate import learning_rate
+from swaptrain.compute.learning_rate import learning_rate, warmup_steps_of
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.store.format.root import RootRecord
@@ -23,7 +23,9 @@ def first_idle_step(config: Config, last: int) -> int | None:
     """
     optimizer = config.resolved().optimizer
     schedule = optimizer.schedule
-    steps = range(schedule.warmup_steps + 1, last + 1)
+    if schedule.decay_steps is None:
+        return None  # no step is trained, or none is known yet
+    steps = range(warmup_steps_of(schedule) + 1, last + 1)
     found = bisect_left(
         steps, True, key=lambda step: learning_rate(step, lr=optimizer.lr, schedule=schedule) == 0
     )
@@ -33,9 +35,12 @@ def first_idle_step(config: Config, last: int) -> int | None:
 def check_rates(config: Config, done: int) -> str | None:
     """Return what a start says of steps with the rate 0, of those that are left; None for nothing.
 
-    `done` is the last step that the run has completed. Raises ConfigError where every step that is
+    While the number of steps is not known yet it is nothing. `done` is the last step that the run
+    has completed. Raises ConfigError where every step that is
     left has the rate 0, but for the last one of a schedule that was begun: a run ends with it.
     """
+    if config.train.steps is None:
+        return None
     last = config.train.steps
     idle = first_idle_step(config, last)
     if idle is None or done >= last:
@@ -68,7 +73,7 @@ def steps_done(run_dir: Path, root: RootRecord | None) -> int:
 
 def go_on_keys(config: Config, steps: int) -> str:
     """Return what to set for a finished run of `steps` to go on for as many more, and learn."""
-    keys = f"train.steps={2 * steps}"
+    keys = f"train.steps={2 * steps or 100}"
     if first_idle_step(config, steps + 1) is None:
         return keys
     return f"{keys} optimizer.schedule.decay_steps={2 * steps} --accept-change"
@@ -76,7 +81,7 @@ def go_on_keys(config: Config, steps: int) -> str:
 
 def _end(config: Config) -> str:
     schedule = config.resolved().optimizer.schedule
-    end, warmup = schedule.decay_steps, schedule.warmup_steps
+    end, warmup = schedule.decay_steps, warmup_steps_of(schedule)
     return f"ends at step {end}" if warmup < (end or 0) else f"ends with its {warmup} warmup steps"
 
 

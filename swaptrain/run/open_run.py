@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swaptrain.config.schema import Config, OptimizerConfig
 from swaptrain.durable.disk_backing import DiskBacking
@@ -22,6 +22,7 @@ from swaptrain.plan.tier_overhead import with_load_cost
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.assemble import Parts, assemble
 from swaptrain.run.go_back import go_back, verify_snapshot
+from swaptrain.run.idle_rates import check_rates
 from swaptrain.run.open_data import open_batches, open_evaluation
 from swaptrain.run.open_store import open_store
 from swaptrain.run.signals import StopRequest
@@ -86,6 +87,8 @@ def open_run(
         note(f"verifying the snapshot of step {start.back_to.step}")
         verify_snapshot(start.back_to, root, io, stop)
     data = open_batches(config, prepared, fresh=start.fresh, note=note)
+    if config.train.epochs is not None:
+        start, config = _with_steps(start, len(data), note)
     evaluation = open_evaluation(config, prepared, data, note)
     # Nothing was written up to here: what is wrong with the input has been said.
     if start.back_to is not None and root is not None:
@@ -110,6 +113,16 @@ def open_run(
         expected=chosen.price,
     )
     return assemble(config, prepared, parts, held, progress, stop, observe)
+
+
+def _with_steps(start: Start, items: int, note: Callable[[str], None]) -> tuple[Start, Config]:
+    """Let epochs become steps, now that the number of items is known. Raises ConfigError."""
+    epochs = start.config.train.epochs
+    config = start.config.with_steps_of(items).resolved()
+    note(f"{epochs:g} epochs of {items:,} items are {config.train.last_step:,} steps")
+    if idle := check_rates(config, 0):
+        note(idle)
+    return replace(start, config=config), config
 
 
 def _begin_writing(start: Start) -> OptimizerChange | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
+from swaptrain.data.record import RunRecord
 from swaptrain.errors import RunError
 from swaptrain.plan.prepare import recorded_config
 from swaptrain.run.go_back import complete_going_back
@@ -37,9 +38,12 @@ class RunDirectory:
         self.recorded = None if self.fresh else recorded_config(run_dir)
         """The config that the run was created with, or went on with last."""
         if self.recorded is not None:
+            record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
+            if record.items:
+                config = config.with_steps_of(record.items)
             config = check_resume(self.recorded, config, accept_change=accept_change)
         self.config = config.resolved()
-        """The config of this start."""
+        """The config of this start; `train.epochs` of a new run become steps with its data."""
         self._lock: RunLock | None = None
 
     @contextmanager

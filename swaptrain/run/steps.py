@@ -112,7 +112,7 @@ class Training:
                 self._finish_before_change(self.change)
             self.boundary.end(self.step - 1)
             self._between(self.step - 1)
-            while self.step <= self.config.train.steps:
+            while self.step <= self.config.train.last_step:
                 self._step(self.step, None)
                 self.step += 1
                 self._between(self.step - 1)
@@ -163,6 +163,7 @@ class Training:
             grad_norm=float(norm),
             tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
             step_s=step_s,
+            epoch=self._epoch(step),
             ended_at=time_stamp(),
             compute_s=state.compute_s,
             update_s=state.update_s,
@@ -329,11 +330,16 @@ class Training:
                 grad_norm=float(norm),
                 tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
                 step_s=0.0,
+                epoch=self._epoch(done),
                 ended_at=time_stamp(),
                 eval_loss=self._evaluate(done),
                 resumed=True,
             )
             self.metrics.append(row)
+
+    def _epoch(self, step: int) -> float:
+        items = step * self.data.micro_batch * self.data.micro_batches
+        return round(items / len(self.data), 4)
 
     def _evaluate(self, step: int) -> float | None:
         """Return the held-out loss after `step` when it is due."""
@@ -353,7 +359,7 @@ class Training:
         return weights.loss(state.ledger.in_order())
 
     def _following(self, step: int) -> Program:
-        return self.plan.step if step < self.config.train.steps else ()
+        return self.plan.step if step < self.config.train.last_step else ()
 
     def _lr(self, step: int) -> float:
         optimizer = self.config.optimizer

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swaptrain.config.load import load_config
+from swaptrain.config.load import Config, load_config
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.quantized import is_scales, quantized_tensors
 from swaptrain.program.roles import Role, role_of
@@ -31,7 +31,14 @@ from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.units import format_size
 from swaptrain.verbs.export_adapter import adapter_of, merged_tensors, write_adapter
-from swaptrain.verbs.model_directory import check_model_directory, write_model_directory
+from swaptrain.verbs.model_directory import (
+    MOST_SHARD_BYTES,
+    check_model_directory,
+    write_model_directory,
+)
+
+if TYPE_CHECKING:
+    from swaptrain.models.hub_names import HubNames
 
 __all__ = ["SUFFIX", "Form", "export_weights"]
 
@@ -49,20 +56,22 @@ def export_weights(
     *,
     form: Form = "all",
     from_step: int | None = None,
+    shard_bytes: int = MOST_SHARD_BYTES,
     note: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the weights and buffers of one step to `to`, a few chunks in memory at a time.
 
-    In the form `all` to a file, by the names that the run has; `adapter` to a directory as PEFT
-    writes it; `merged` to a file, or to a directory that transformers loads, by the names of the
-    model without adapters.
+    The forms `all`, and `merged` of a run with adapters: to a file, by the names that the run has,
+    or to a directory as the hub has it, by the names there, with config and tokenizer, in files of
+    at most `shard_bytes`. `adapter`: to a directory as PEFT writes it.
 
     Returns the step, of which `note` hears too.
 
     Of a run that trains: of the end of the step in progress, where the trainer waits until they are
     read. Of any other: of its last commit. With `from_step`: of the snapshot of that step, which
-    lets a trainer go on. Parameters keep the dtype that they were trained in,
-    unless `dtype` says otherwise; `float32` joins the two halves of split masters. Tied weights are
+    lets a trainer go on. Parameters keep the dtype that they were trained in, in a directory that
+    of the checkpoint the run began from, unless `dtype` says otherwise; `float32` joins the two
+    halves of split masters. Tied weights are
     written once, under their first name. Raises ConfigError when `run` is not a run or has no store
     yet, or `to` cannot be a file; RunError when the run was stopped inside a step, or the disk is
     full; DamagedStoreError.
@@ -70,15 +79,18 @@ def export_weights(
     to = to.resolve()  # a link stays one
     if not to.parent.is_dir():
         raise ConfigError(f"--to {to}: there is no directory {to.parent}")
-    if to.is_dir() and (form == "all" or to.suffix == SUFFIX):
+    if to.is_dir() and to.suffix == SUFFIX:
         raise ConfigError(f"--to {to} is a directory: name a file in it")
+    is_taken = to.exists() and (not to.is_dir() or any(to.iterdir()))
+    if is_taken and form != "adapter" and to.suffix != SUFFIX:
+        raise ConfigError(f"--to {to}: it exists and is not empty: name a new directory")
     paths = RunPaths(run)
     if not paths.store.exists() and not paths.config.exists():
         raise ConfigError(f"{run} is not a run directory: it has neither store/ nor config.yaml")
     store = look(run)
     if store is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
-    write = _writer(run, to, dtype, form, store.root, note)
+    write = _writer(run, to, dtype, form, store.root, shard_bytes, note)
     if from_step is not None:
         return _export_snapshot(run, from_step, write)
     with ExportRequest(run, note) as request:
@@ -130,6 +142,7 @@ def _writer(
     dtype: str | None,
     form: Form,
     root: RootRecord,
+    shard_bytes: int,
     note: Callable[[str], None],
 ) -> Callable[[_View], int]:
     """Return what writes a form of one step and returns the step. Raises ConfigError.
@@ -137,10 +150,20 @@ def _writer(
     What is wrong about the request is found before anything is read.
     """
     adapter = None if form == "all" else adapter_of(run, root.adapter, f"--{form}")
-    is_directory = form == "merged" and to.suffix != SUFFIX
-    config = load_config(RunPaths(run).config) if is_directory else None
-    if config is not None:
+    is_directory = form != "adapter" and to.suffix != SUFFIX
+    if is_directory and form == "all" and root.adapter is not None:
+        raise ConfigError(
+            f"--to {to}: {run} trains adapters: give --merged --to DIR for a model with them in "
+            "it, or --adapter DIR for the adapter alone"
+        )
+    config, names = None, None
+    if is_directory:
+        config = load_config(RunPaths(run).config)
         check_model_directory(to, config)
+        names = _hub_names(config, root)
+        if form == "all":
+            dtype = dtype or names.dtype
+        dtype = dtype or config.model.dtype
 
     def write(view: _View) -> int:
         def tensors(dtype: str | None) -> dict[str, StreamedTensor]:
@@ -157,10 +180,14 @@ def _writer(
             if adapter is not None:
                 found = merged_tensors(adapter, tensors(dtype), tensors("float32"))
             count = len(found)
-            if config is None:
+            if config is None or names is None:
                 size_bytes = write_safetensors(to, found)
             else:
-                size_bytes = write_model_directory(to, found, config, root.choices.model)
+                assert dtype is not None
+                found = names.as_on_hub(found, dtype)
+                size_bytes = write_model_directory(
+                    to, found, config, root.choices.model, shard_bytes
+                )
         note(
             f"wrote {to}: {count:,} tensors, {format_size(size_bytes)}, as they are after step "
             f"{view.step}"
@@ -168,6 +195,17 @@ def _writer(
         return view.step
 
     return write
+
+
+def _hub_names(config: Config, root: RootRecord) -> HubNames:
+    from swaptrain.models.hub_names import HubNames
+
+    if root.choices.model is None:
+        raise ConfigError(
+            "the run does not say which class of transformers it trains: write its tensors with "
+            "--to FILE.safetensors"
+        )
+    return HubNames(config, root.choices.model)
 
 
 @dataclass(frozen=True)
@@ -278,7 +316,7 @@ def _parameter(
                 yield _join(high, low)
         else:
             for piece in upper:
-                yield piece.astype(numpy_dtype(target), copy=False)
+                yield _cast(piece, target, tensor.name)
 
     return StreamedTensor(
         tensor.name, target, tensor.shape, tensor.numel * ITEMSIZE[target], pieces()
@@ -307,9 +345,21 @@ def _decoded(
         found = read_tensor(source.reader(codes.array), tensor, codes.offset)
         whole = np.concatenate(list(read_tensor(source.reader(scales.array), table, scales.offset)))
         for piece in decoded_pieces(found, whole, record.form, record.shape, record.dtype):
-            yield piece.astype(numpy_dtype(target), copy=False)
+            yield _cast(piece, target, codes.name)
 
     return StreamedTensor(codes.name, target, record.shape, numel * ITEMSIZE[target], pieces())
+
+
+def _cast(piece: NDArray[Any], target: str, name: str) -> NDArray[Any]:
+    """Return a piece in another dtype; raises ConfigError where float16 has no such number."""
+    with np.errstate(over="ignore"):  # said below, with the tensor's name
+        found = piece.astype(numpy_dtype(target), copy=False)
+    if target == "float16" and (np.isinf(found) & np.isfinite(piece)).any():
+        raise ConfigError(
+            f"--dtype float16: {name} has numbers beyond 65,504, the largest of float16: take "
+            "bfloat16 or float32"
+        )
+    return found
 
 
 def _join(high: NDArray[Any], low: NDArray[np.uint16]) -> NDArray[np.float32]:

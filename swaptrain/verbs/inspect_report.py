@@ -87,7 +87,7 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
     live, position = steady_position(paths)
     # After the store: the config of one of another format has other keys.
     config = load_config(paths.config, ())
-    done, state = _state(live, position, config.train.steps)
+    done, state = _state(live, position, config.train.last_step)
     rows = zip(live.segments, live.root.segments, strict=True) if live is not None else ()
     return RunReport(
         path=path,

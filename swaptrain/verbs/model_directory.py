@@ -15,12 +15,11 @@ from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.access.lock import is_named, open_lock_file, try_lock
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
-from swaptrain.units import GIB
 
-__all__ = ["check_model_directory", "write_model_directory"]
+__all__ = ["MOST_SHARD_BYTES", "check_model_directory", "write_model_directory"]
 
-_MOST_BYTES = 4 * GIB
-"""Of one file of weights, unless a tensor is larger."""
+MOST_SHARD_BYTES = 5 * 10**9
+"""Of one file of weights, unless a tensor is larger: as the hub has them."""
 _BESIDE = (
     *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "chat_template*", "preprocessor_config.json"),
@@ -30,23 +29,25 @@ _BESIDE = (
 
 
 def check_model_directory(to: Path, config: Config) -> None:
-    """Raise ConfigError where no directory can be written: of another model, or over another."""
+    """Raise ConfigError where no directory can be written: a function's model has no config."""
     if config.model.hf is None:
         raise ConfigError(
             f"--to {to}: the model is made by {config.model.python}, which no config.json "
             "describes: name a file that ends in .safetensors"
         )
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"--to {to}: it exists and is not empty: name a new directory")
 
 
 def write_model_directory(
-    to: Path, tensors: Sequence[StreamedTensor], config: Config, architecture: str | None
+    to: Path,
+    tensors: Sequence[StreamedTensor],
+    config: Config,
+    architecture: str | None,
+    shard_bytes: int,
 ) -> int:
     """Write a directory that is there as a whole or not at all; return the bytes of its weights."""
     aside = to.with_name(to.name + ".partial")
     with _alone(to):
-        return _write(to, aside, tensors, config, architecture)
+        return _write(to, aside, tensors, config, architecture, shard_bytes)
 
 
 def _write(
@@ -55,12 +56,13 @@ def _write(
     tensors: Sequence[StreamedTensor],
     config: Config,
     architecture: str | None,
+    shard_bytes: int,
 ) -> int:
     if aside.exists():
         shutil.rmtree(aside)  # of a process that was killed
     make_directory(aside)
     try:
-        total_bytes = _write_weights(aside, tensors)
+        total_bytes = _write_weights(aside, tensors, shard_bytes)
         _write_config(aside, config, architecture, _dtype(tensors))
         flush_directory(aside)
         if to.exists():
@@ -90,10 +92,10 @@ def _alone(to: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write_weights(directory: Path, tensors: Sequence[StreamedTensor]) -> int:
+def _write_weights(directory: Path, tensors: Sequence[StreamedTensor], shard_bytes: int) -> int:
     shards: list[list[StreamedTensor]] = [[]]
     for tensor in tensors:
-        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > _MOST_BYTES:
+        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > shard_bytes:
             shards.append([])
         shards[-1].append(tensor)
     if len(shards) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
+from swaptrain.data.record import RunRecord
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.machine.speeds import Machine, known_machine
 from swaptrain.plan.disk_budget import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
@@ -22,6 +23,7 @@ from swaptrain.run.run_names import check_own
 from swaptrain.store.access.containment import check_contained
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import free_bytes, read_root
+from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_count, format_size
 from swaptrain.verbs.plan_report import PlanReport, Segment
 from swaptrain.verbs.plan_table import show
@@ -41,6 +43,8 @@ def plan(config: Config) -> PlanReport:
     recorded = recorded_config(run_dir)
     root = read_root(run_dir)
     if recorded is not None:
+        record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
+        config = config.with_steps_of(record.items) if record.items else config
         config = check_resume(recorded, config, accept_change=True)
     idle = check_rates(config, steps_done(run_dir, root))
     prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)

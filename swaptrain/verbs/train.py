@@ -99,7 +99,7 @@ def _train(
         held.callback(gc.unfreeze)
         training.run()
         finish(training, stop)
-        progress.finish(finished_text(directory.path, training.step - 1, start.config))
+        progress.finish(finished_text(directory.path, training.step - 1, training.config))
 
 
 def _prepared(

@@ -121,7 +121,6 @@ memory:
         "line 6: optimizer.lr: found the text 'fast'; wanted a number",
         "line 7: steps: unknown key; did you mean train.steps?",
         "line 9: train.sed: unknown key; did you mean train.seed?",
-        "train.steps: missing; set it, such as train.steps=100",
         "line 11: memory.host: the size 4 has no unit: say 4GiB",
         "command line: store.chunk: found a list; wanted a size",
         "run: missing; add the section run, with the keys dir",
@@ -132,10 +131,11 @@ memory:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.steps=0", "train.steps: is 0; it must be 1 or more"),
+        ("train.steps=-1", "train.steps: is -1; it must be 0 or more"),
+        ("train.epochs=2", "train: give exactly one of steps, epochs (found steps and epochs)"),
         ("train.steps=2.5", "found the number 2.5; wanted a whole number"),
         ("train.steps=true", "found true; wanted a whole number"),
-        ("train.steps=", "found nothing (null); wanted a whole number"),
+        ("train.steps=", "train: give steps, such as train.steps=100, or epochs"),
         ("data.micro_batch=-1", "must be 1 or more"),
         ("data.micro_batches=0", "must be 1 or more"),
         ("data.text=[]", "is an empty list"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.models.classes import Job, choose_class
-from swaptrain.models.leak import sight_of
+from swaptrain.models.trials.leak import sight_of
 from swaptrain.verbs.plan import plan
 from tests.support.matrix import every
 from tests.support.runs import config_of, losses, reference, trained

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from swaptrain.models.rows_apart import keeps_rows_apart
+from swaptrain.models.trials.rows_apart import keeps_rows_apart
 from tests.models.test_lora import GEMMA3
 from tests.models.test_pretrained import MIXTRAL
 from tests.whole.test_exactness import GPT2, LLAMA

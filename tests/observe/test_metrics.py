@@ -140,6 +140,7 @@ def test_a_step_has_the_documented_fields(path: Path) -> None:
         "grad_norm",
         "tokens",
         "step_s",
+        "epoch",
         "ended_at",
         "compute_s",
         "update_s",

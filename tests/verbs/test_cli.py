@@ -82,7 +82,7 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
     assert calls[1][1][0].memory.host == 2 * 2**30
     assert main(["inspect", str(tmp_path)]) == 0
     assert calls[2] == ("inspect_run", (tmp_path,), {})
-    options = {"form": "all", "from_step": None, "note": print}
+    options = {"form": "all", "from_step": None, "shard_bytes": 5 * 10**9, "note": print}
     assert main(["export", str(tmp_path), "--to", str(to), "--dtype", "bfloat16"]) == 0
     assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), options)
     assert main(["export", str(tmp_path), "--to", str(to), "--from-step", "4"]) == 0
@@ -117,9 +117,9 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
         (["--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["inspect"], "the following arguments are required: RUN"),
         (["inspect", "nowhere"], "nowhere: no such run directory"),
-        (["export", ".", "--to", "a.bin"], "must end in .safetensors"),
-        (["export", ".", "--to", "model"], "give --merged --to DIR (a model) or --adapter DIR"),
-        (["export", "."], "give one of --to FILE.safetensors and --adapter DIR"),
+        (["export", ".", "--to", "a.bin"], "name a directory, or a file that ends in .safetensors"),
+        (["export", ".", "--to", "a", "--max-shard", "5"], "the size 5 has no unit"),
+        (["export", "."], "give one of --to DIR, --to FILE.safetensors and --adapter DIR"),
         (["export", ".", "--adapter", "a", "--to", "b"], "give one of --to"),
         (["export", ".", "--adapter", "a", "--merged"], "--merged writes a model"),
         (["export", ".", "--to", "a.safetensors", "--dtype", "fp8"], "invalid choice: 'fp8'"),

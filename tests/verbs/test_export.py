@@ -141,7 +141,7 @@ def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "x.safetensors"
     refusals: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (ConfigError, "not a run", lambda: export_weights(tmp_path, target, None)),
-        (ConfigError, "is a directory", lambda: export_weights(run, tmp_path, None)),
+        (ConfigError, "exists and is not empty", lambda: export_weights(run, tmp_path, None)),
         (ConfigError, "no directory", lambda: export_weights(run, tmp_path / "y" / "x", None)),
     ]
     for kind, message, call in refusals:

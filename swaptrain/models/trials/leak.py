@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from swaptrain.capture.forward.loss import loss_of
-from swaptrain.models.tiny import randomise, tiny_model
+from swaptrain.models.trials.tiny import randomise, tiny_model
 
 __all__ = ["Sight", "sight_of"]
 
