@@ -105,7 +105,7 @@ class Conversations:
         built = built_once(root, record.digest, self._values, build)
         self._note(f"{self.key}: {_report(built).line(self._length)}")
         if self.key == "data.chat":
-            self._note(f"its first row, what is trained in [[ ]]:\n{self.shown()}")
+            self._note(f"its first row, what is trained in [[ ]]:\n{self.shown().strip()}")
         packed = RowSequences(built.tokens, self._length, several=bool(self._config.packing))
         return Source(packed, self.key, record, self._length, packed.expect)
 

@@ -29,12 +29,14 @@ from swaptrain.data.text import document_tokens, too_short
 from swaptrain.data.tokens.token_files import Joined
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.store.paths import RunPaths
-from swaptrain.units import format_size
+from swaptrain.units import MIB, format_size
 
-__all__ = ["chat_patterns", "open_data", "open_eval", "open_example"]
+__all__ = ["chat_patterns", "describe_rows", "open_data", "open_eval", "open_example"]
 
 Note = Callable[[str], None]
 
+_MOST_LOOKED_AT_BYTES = 32 * MIB
+"""Of files of rows, where nothing is to be written."""
 _ID_BYTES = 8
 """Of a token id and of a label, int64."""
 
@@ -159,6 +161,26 @@ def open_example(
                     raise first_unknown_id(f"{key}: {file.path}", its_ids, model_vocabulary)
     ids = torch.tensor(np.resize(first, shape))
     return {"input_ids": ids, "labels": ids.clone()}
+
+
+def describe_rows(
+    config: DataSettings, *, run_dir: Path, model_vocabulary: int | None
+) -> str | None:
+    """Say what the rows of the training data come to, and show one; None for data of other kinds.
+
+    Where no start has read them, some tens of megabytes of them are read. Raises ConfigError.
+    """
+    if config.chat is None:
+        return None
+    rows = Conversations(
+        config.chat, config, "data", held_out=False, model_vocabulary=model_vocabulary
+    )
+    record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
+    report, is_whole = rows.report(record, _MOST_LOOKED_AT_BYTES)
+    text = report.line(config.sequence_length)
+    if not is_whole:
+        text = f"of the first rows, as far as they were looked at: {text}"
+    return f"{text}\nthe first row, what is trained in [[ ]]:\n{rows.shown().strip()}"
 
 
 def _open(

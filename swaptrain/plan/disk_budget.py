@@ -136,13 +136,16 @@ def _reserved_bytes(run_dir: Path) -> dict[int, int]:
 
 
 def estimated_data_bytes(config: Config) -> int:
-    """Return what the tokens of a new run's text will take in `run.dir`, about.
+    """Return what the tokens of a new run's text, or rows, will take in `run.dir`, about.
 
     One token a byte for the byte tokenizer, one in three bytes for another.
     """
-    if config.data.text is None or config.data.cache is not None:
+    if config.data.cache is not None or RunPaths(config.run.dir).train_data.exists():
         return 0
-    if RunPaths(config.run.dir).train_data.exists():
+    if config.data.chat is not None:
+        files = find_files(config.data.chat, key="data.chat", directories=True)
+        return 4 * sum(file.size_bytes for file in files) // 3
+    if config.data.text is None:
         return 0
     text_bytes = sum(file.size_bytes for file in find_files(config.data.text, key="data.text"))
     return 2 * text_bytes if config.data.tokenizer == "bytes" else 4 * text_bytes // 3

@@ -95,7 +95,7 @@ def _adapter(record: AdapterRecord) -> str:
 
 def _data(config: Config) -> str:
     data = config.data
-    named = data.text or data.tokens or data.python
+    named = data.text or data.chat or data.tokens or data.python
     shown = named if isinstance(named, str) else ", ".join(str(name) for name in named or ())
     items = "items" if data.python is not None else f"sequences of {data.sequence_length}"
     return f"{shown}; {data.micro_batches} x {data.micro_batch} {items} a step"

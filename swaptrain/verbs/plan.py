@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
+from swaptrain.data import describe_rows
 from swaptrain.data.record import RunRecord
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.machine.speeds import Machine, known_machine
@@ -85,6 +86,9 @@ def plan(config: Config) -> PlanReport:
         description=prepared.factory.description,
         parameters=made.captured.model.parameter_count,
         trained=prepared.built.trained.line(),
+        rows=describe_rows(
+            config.data, run_dir=run_dir, model_vocabulary=prepared.factory.vocabulary
+        ),
         quantized=_quantized(made),
         segments=_segments(made),
         resumes=root is not None,

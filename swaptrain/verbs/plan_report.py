@@ -30,6 +30,8 @@ class PlanReport:
     parameters: int
     trained: str
     """How many of them are trained, and what is not, in words."""
+    rows: str | None
+    """What the rows of `data.chat` come to, and one of them; None for other data."""
     quantized: str | None
     """How many are stored as codes, and what that saves; None where none are."""
     segments: tuple[Segment, ...]

@@ -76,6 +76,8 @@ def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
     if report.weighting is not None:
         yield "loss", report.weighting
     yield "trained", report.trained
+    if report.rows is not None:
+        yield "data.chat", report.rows
     if report.quantized is not None:
         yield "model.base", report.quantized
     yield "base", f"{size(report.base_bytes)}: torch, the graph, the data; beside memory.host"

@@ -79,6 +79,18 @@ def test_packing_is_recorded(tmp_path: Path) -> None:
     assert losses(config.run.dir) == losses(whole.run.dir)
 
 
+def test_plan_shows_the_rows(tmp_path: Path) -> None:
+    """Counts and a row with its trained tokens, before there is a run and of one."""
+    config = chat(tmp_path, "run")
+    before = plan(config).rows
+    assert before is not None
+    assert before.startswith("24 rows, ")
+    assert "<|im_start|>assistant\n[[b<|im_end|>]]" in before
+    assert not config.run.dir.exists()
+    trained(config)
+    assert plan(config).rows == before
+
+
 def test_a_model_that_mixes_rows_is_padded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
