@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from swaptrain.config.paths import expand_path
+from swaptrain.config.paths import cached_model, expand_path
 from swaptrain.errors import ConfigError
 from swaptrain.units import parse_size
 
@@ -198,7 +198,7 @@ def _hf(found: Any) -> str | dict[str, Any]:
         if not isinstance(found.get("model_type"), str):
             raise ValueError("a model given inline needs model_type, such as model_type: llama")
         return found
-    return _path(found)
+    return cached_model(_path(found))
 
 
 def _device(found: Any) -> str:
@@ -220,7 +220,9 @@ Fraction = Annotated[float, ValueKind("a number from 0 to 1", "0.1", _fraction)]
 Mask = Annotated[float, ValueKind("a number between 0 and 1", "0.15", _mask)]
 Size = Annotated[int, ValueKind("a size with its unit", "4GiB", _size)]
 Text = Annotated[str, ValueKind("text", "bytes", _text)]
-BytesOrPath = Annotated[str, ValueKind("text (bytes, or a path)", "bytes", _path)]
+BytesOrPath = Annotated[
+    str, ValueKind("text (bytes, or a path)", "bytes", lambda found: cached_model(_path(found)))
+]
 Globs = Annotated[tuple[str, ...], ValueKind("a list of globs", '["corpus/**/*.txt"]', _paths)]
 Patterns = Annotated[
     tuple[str, ...], ValueKind("a list of globs of names", '["model.embed_tokens*"]', _texts)

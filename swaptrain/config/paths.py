@@ -8,11 +8,27 @@ from pathlib import Path
 
 from swaptrain.errors import ConfigError
 
-__all__ = ["expand_argument", "expand_path", "written_path"]
+__all__ = ["cached_model", "expand_argument", "expand_path", "written_path"]
 
 _VARIABLE = re.compile(r"\$(\$|[A-Za-z_][A-Za-z0-9_]*|\{[^}]*\}?)")
 _LITERAL = "set it, or write $$ for a name that has a $ in it"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HOME = "write ./ before a name that begins with ~"
+
+
+def cached_model(text: str) -> str:
+    """Return the directory of `org/name` in the hub's local cache; what is none as it is.
+
+    A directory of that name in the current one comes first. Nothing is downloaded.
+    """
+    if not _HUB_NAME.fullmatch(text) or os.path.exists(text):
+        return text
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(text, "config.json")
+    if not isinstance(found, str):
+        found = try_to_load_from_cache(text, "tokenizer.json")
+    return os.path.dirname(found) if isinstance(found, str) else text
 
 
 def expand_path(text: str) -> str:

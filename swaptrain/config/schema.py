@@ -71,10 +71,10 @@ class ModelConfig(Section):
     """What is trained: exactly one of `hf` and `python`."""
 
     hf: HfModel | None = None
-    """A directory with a Hugging Face `config.json`, or the config itself as a mapping with
-    `model_type`. The run begins from the weights beside it (`model.safetensors`, or the files that
-    `model.safetensors.index.json` names); where there are none, and for a mapping, from the
-    architecture's own initialisation."""
+    """A directory with a Hugging Face `config.json`, the name of a model that the hub's local cache
+    holds (`org/name`), or the config itself as a mapping with `model_type`. The run begins from the
+    weights beside it (`model.safetensors`, or the files that `model.safetensors.index.json` names);
+    where there are none, and for a mapping, from the architecture's own initialisation."""
     python: EntryPoint | None = None
     """`package.module:factory`, a function that returns an `nn.Module` whose `forward(**batch)`
     returns the loss: a scalar tensor, the first or the only scalar of a tuple, `loss` of a dict or
@@ -153,7 +153,7 @@ class DataConfig(Section):
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
     tokenizer: BytesOrPath = "bytes"
-    """`bytes`, or a directory with a Hugging Face tokenizer."""
+    """`bytes`, or a directory with a Hugging Face tokenizer; a name of the hub as in `model.hf`."""
     parse_special: bool = False
     """Whether special tokens that stand in a document, such as `<|end|>`, are read as the tokens.
     false: a document is text, whatever stands in it."""

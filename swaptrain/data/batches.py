@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from math import prod
@@ -22,6 +23,9 @@ _OBJECT_BYTES = 400
 
 _AHEAD = 64
 """Items that are expected beyond a micro-batch, or a whole one where that has more."""
+
+_CHECKED, _CHECK_S = 256, 2.0
+"""Items whose layouts are compared at a start, and the seconds after which no further one is."""
 
 # The shape and dtype of each tensor of an item, by key.
 _ItemLayout = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -122,6 +126,19 @@ class Batches:
     def item(self, index: int, epoch: int = 0) -> dict[str, torch.Tensor]:
         """Return one item as it is read in an epoch; raises ConfigError."""
         return self._item(index, epoch, ConfigError)
+
+    def check_layouts(self) -> None:
+        """Read items over the whole length, for a moment; raises ConfigError where one differs.
+
+        A run would find it when that item comes, perhaps after days.
+        """
+        began = time.monotonic()
+        count = min(_CHECKED, self._length)
+        for number in range(count):
+            index = number * (self._length - 1) // max(1, count - 1)
+            self._collate([(0, index)], ConfigError)
+            if time.monotonic() - began > _CHECK_S:
+                break
 
     def _places(self, step: int, micro_batch_index: int) -> list[tuple[int, int]]:
         """Return epoch and index of each item of one micro-batch."""

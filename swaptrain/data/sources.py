@@ -77,6 +77,7 @@ def open_python(
         draws=True,
     )
     if check:
+        probe.check_layouts()
         check_repeatable(dataset, probe.item, len(probe), name)
     identity = [target, dict(settings.kwargs), len(probe), probe.layout]
     digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()

@@ -150,7 +150,14 @@ def _read_config(source: str | Path | Mapping[str, Any] | None) -> dict[str, Any
     path = Path(source) / "config.json"
     if not path.is_file():
         refuse_adapters(Path(source))
-        raise ConfigError(f"model.hf: {path} does not exist; give a directory with a config.json")
+        advice = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+            advice = (
+                f"; if it is a name of the hub, it is not in the local cache: hf download {source}"
+            )
+        raise ConfigError(
+            f"model.hf: {path} does not exist; give a directory with a config.json{advice}"
+        )
     try:
         tree = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -24,8 +24,11 @@ _BESIDE = (
     *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "chat_template*", "preprocessor_config.json"),
     *("processor_config.json", "image_processor_config.json", "video_preprocessor_config.json"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),  # of sentence-transformers
 )
-"""What of the base's directory says how text and pictures become its input; never code."""
+"""What of the base's directory says how text and pictures become its input, and what is made of
+its output; never code."""
 
 
 def check_model_directory(to: Path, config: Config) -> None:
@@ -128,7 +131,9 @@ def _write_config(
         for pattern in _BESIDE:
             for file in base.glob(pattern):
                 if file.is_file():
-                    shutil.copyfile(file, directory / file.name)
+                    target = directory / file.relative_to(base)
+                    target.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(file, target)
     found.pop("torch_dtype", None)
     found |= {"architectures": [architecture]} if architecture else {}
     found |= {"dtype": dtype} if dtype else {}

@@ -125,3 +125,24 @@ def test_held_out_data_of_another_kind_is_refused(
     batches = open_data(data, seed=0, run_dir=tmp_path / "run", model_vocabulary=257)
     with pytest.raises(ConfigError, match="the model takes one kind"):
         open_eval(config, data, run_dir=tmp_path / "run", model_vocabulary=None, like=batches)
+
+
+class Uneven:
+    """A dataset of which one item in the middle is shorter."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.zeros(3 if index == 101 else 4)}
+
+
+def uneven() -> Uneven:
+    return Uneven()
+
+
+def test_an_item_of_another_shape_is_found_at_the_start(data_config: Config) -> None:
+    """Not when the run comes to it."""
+    config = data_config(python=f"{__name__}:uneven")
+    with pytest.raises(ConfigError, match=r"item 101 of data\.python .* has x float32\[3\]"):
+        open_example(config, model_vocabulary=None)

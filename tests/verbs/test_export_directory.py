@@ -82,10 +82,13 @@ def test_what_is_not_trained_is_carried_over(tmp_path: Path) -> None:
     torch.manual_seed(5)
     transformers.BertModel(config).save_pretrained(tmp_path / "base")
     (tmp_path / "base" / "config.json").write_text(json.dumps(plain))
+    (tmp_path / "base" / "1_Pooling").mkdir()
+    (tmp_path / "base" / "1_Pooling" / "config.json").write_text("{}")
     run_dir = run_on(tmp_path / "base", tmp_path / "run", model={"architecture": "BertForMaskedLM"})
     out = tmp_path / "out"
     export_weights(run_dir, out, None)
     before, after = stored(tmp_path / "base"), stored(out)
+    assert (out / "1_Pooling" / "config.json").read_text() == "{}"
     assert before.keys() < after.keys()
     assert torch.equal(after["pooler.dense.weight"], before["pooler.dense.weight"])
     _, report = transformers.BertModel.from_pretrained(out, output_loading_info=True)
