@@ -13,7 +13,8 @@ import transformers
 
 __all__ = ["COLUMNS", "Results", "versions", "write_page"]
 
-COLUMNS = ("class", "trains", "begins", "float32", "bfloat16", "export", "re-import", "refused")
+COLUMNS = ("class", "trains", "begins", "float32", "bfloat16", "export", "re-import")
+COLUMNS += ("packs", "refused")
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 
 

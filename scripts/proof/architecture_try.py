@@ -31,6 +31,7 @@ from swaptrain.models.build import model_factory
 from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.pretrained import Pretrained
 from swaptrain.models.thaw import thaw, thawed_by_loading
+from swaptrain.models.trials.rows_apart import keeps_rows_apart
 from swaptrain.reference import train_reference
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.train import train
@@ -238,15 +239,39 @@ def _different(model: nn.Module, found: InitialWeights) -> str:
     return f"{len(different)} tensors differ: {different[0]}" if different else ""
 
 
-def reimported(plain: Plain, weights: Path, checkpoint: Path, scratch: Path) -> str:
-    """Say whether transformers and swaptrain begin from an exported file with its bits."""
-    directory = scratch / "again"
-    directory.mkdir()
-    (directory / "config.json").write_text((checkpoint / "config.json").read_text())
-    weights.rename(directory / "model.safetensors")
-    stored = load_file(directory / "model.safetensors")
+def exported(run_dir: Path, checkpoint: Path, directory: Path) -> str:
+    """Export a directory, and say whether it has the checkpoint's names and shapes."""
+    export_weights(run_dir, directory, "float32")
+    wanted, found = shapes(checkpoint), shapes(directory)
+    if wanted == found:
+        return "names"
+    for name in sorted(wanted.keys() ^ found.keys()):
+        return f"{'lacks' if name in wanted else 'adds'} {name}"
+    return "other shapes"
+
+
+def shapes(directory: Path) -> dict[str, torch.Size]:
+    """Return the names and shapes of a directory's tensors."""
+    return {
+        name: tensor.shape
+        for file in directory.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
+
+
+def packs(plain: Plain) -> str:
+    """Say whether packed rows stay apart, for a model that is given ids and labels of one shape."""
+    batch = plain.batch(1, 0)
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    if ids is None or labels is None or ids.shape != labels.shape:
+        return "-"
+    return "yes" if keeps_rows_apart(plain.cls, plain.config) else "no"
+
+
+def reimported(plain: Plain, directory: Path, weights: Mapping[str, Tensor], scratch: Path) -> str:
+    """Say whether transformers and swaptrain begin from an exported directory with its bits."""
     names = dict(plain.loaded(directory).named_parameters())
-    different = [n for n, p in names.items() if not torch.equal(p.detach(), stored[n])]
+    different = [n for n, p in names.items() if not torch.equal(p.detach(), weights[n])]
     if different:
         return f"{len(different)} tensors differ: {different[0]}"
     return _loads(plain, directory, scratch) or "bits"
@@ -268,9 +293,11 @@ def tried(name: str, scratch: Path) -> dict[str, str]:
         return row | {"refused": f"plain PyTorch fails: {type(error).__name__}: {_line(error)}"}
     try:
         found = run(config_of(plain, scratch / "run", str(checkpoint)))
-        row |= {"trains": "yes", "export": "ok", "float32": compared(expected, found)}
+        row |= {"trains": "yes", "float32": compared(expected, found)}
         row["begins"] = begins(plain, checkpoint, scratch)
-        row["re-import"] = reimported(plain, scratch / "run.safetensors", checkpoint, scratch)
+        row["export"] = exported(scratch / "run", checkpoint, scratch / "again")
+        row["re-import"] = reimported(plain, scratch / "again", found.weights, scratch)
+        row["packs"] = packs(plain)
     except SwaptrainError as error:
         return row | {"trains": "refused", "refused": _line(error)}
     try:
