@@ -15,7 +15,8 @@ import swaptrain
 
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
-    *("errors", "units", "spans", "strict_json", "program", "capture", "config", "memory", "chat"),
+    *("errors", "units", "spans", "strict_json", "processes", "program", "capture", "config"),
+    *("memory", "chat"),
     *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
     *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
     *("plan", "plan.check_capture", "run", "verbs", "cli"),

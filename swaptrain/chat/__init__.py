@@ -2,7 +2,8 @@
 
 Enter at `encode_files`, which gives rows in order from several processes, and `pack`, which lays
 them into sequences. A chat template is somebody else's program: it runs in those processes alone,
-in transformers' sandbox, within limits. May import `errors`, `units` and `strict_json`.
+in transformers' sandbox, within limits. May import `errors`, `units`, `strict_json` and
+`processes`.
 """
 
 from __future__ import annotations

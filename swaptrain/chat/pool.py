@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from types import FrameType
 from typing import NoReturn
 
@@ -23,6 +20,7 @@ from swaptrain.chat.encode import EncodeSettings, RowEncoder
 from swaptrain.chat.files import read_rows
 from swaptrain.chat.refusal import RowError, refused
 from swaptrain.chat.tokens import Encoded
+from swaptrain.processes import process_pool
 from swaptrain.units import GIB
 
 __all__ = ["encode_files"]
@@ -59,9 +57,7 @@ def encode_files(
 
     Raises ConfigError with the place of the first row that cannot be taken.
     """
-    pool = ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(settings,)
-    )
+    pool = process_pool(processes, _begin, settings)
     running: deque[tuple[_Chunk, Future[_EncodedChunk]]] = deque()
     try:
         for chunk in _chunks(paths, settings, key):
@@ -120,21 +116,13 @@ _settings: EncodeSettings | None = None
 
 
 def _begin(settings: EncodeSettings) -> None:
-    """Make this process ready; it ends when the one that began it has."""
+    """Make this process ready."""
     global _encoder, _settings
     _settings = settings
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process is a thread's work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run hears of it, and ends this process
     signal.signal(signal.SIGVTALRM, _late)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _encoder = RowEncoder(settings)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 class _LateError(BaseException):

@@ -16,6 +16,7 @@ Rule = Literal["free", "with --accept-change", "no"]
 
 _FREE = (
     "data.cache",
+    "data.workers",
     "eval",
     "memory.device",
     "memory.host",

@@ -152,6 +152,12 @@ class DataConfig(Section):
     of the dataset's own are refused: eight items are read twice at the start."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` function."""
+    collate: EntryPoint | None = None
+    """`package.module:function` that makes a micro-batch, a dict of tensors [items, ...], of a list
+    of items of the `python` dataset. null: tensors are stacked. Shapes are the same each time."""
+    workers: Count = 0
+    """Processes that make the items of the `python` dataset ahead, the same bits for any number;
+    each takes some 300 MB beside `memory.host`. 0: they are made where they are asked for."""
     tokenizer: BytesOrPath = "bytes"
     """`bytes`, or a directory with a Hugging Face tokenizer; a name of the hub as in `model.hf`."""
     parse_special: bool = False
@@ -182,6 +188,10 @@ class DataConfig(Section):
         self._exactly_one("text", "chat", "tokens", "python")
         if self.kwargs and self.python is None:
             raise ValueError("kwargs belong to python, which is not set")
+        if self.python is None:
+            for name in ("collate", "workers"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} belongs to python, which is not set")
         if self.chat is None:
             for name in ("chat_template", "train_on", "mask_history", "packing", "held_out"):
                 if getattr(self, name):

@@ -41,6 +41,16 @@ class Dataset(Protocol):
         """Return one item; numbers and NumPy arrays are taken as tensors."""
 
 
+class Maker(Protocol):
+    """Makes the micro-batches of steps elsewhere."""
+
+    def batch(self, step: int, micro_batch: int) -> dict[str, torch.Tensor]:
+        """Return a micro-batch: step from 1, micro-batch from 0."""
+
+    def close(self) -> None:
+        """End what makes them."""
+
+
 class Batches:
     """Hands out the micro-batches of each step; safe to call from several threads.
 
@@ -68,8 +78,13 @@ class Batches:
         expect: Callable[[int], None] | None = None,
         draws: bool = False,
         once: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        ahead: Maker | None = None,
     ) -> None:
         """Take a dataset; `expect` hears of items that will be asked for, some time before.
+
+        `collate` makes a micro-batch of a list of items, each as the dataset gives it; without it
+        tensors are stacked. `ahead` makes the micro-batches of steps elsewhere, the same ones.
 
         With `once` there is no second epoch: the last micro-batch has what is left of the items.
         """
@@ -89,8 +104,14 @@ class Batches:
         """Held while a dataset that is told the epoch reads an item of it."""
         if self._length < 1:
             raise ConfigError(f"{name} has no items: give it data to train on")
-        self.layout = _layout(self.item(0))
-        """The shape and dtype of each tensor of an item, by key."""
+        self._function, self._ahead = collate, ahead
+        self.layout: _ItemLayout = {}
+        """The shape and dtype of each tensor of an item, by key; of what is collated without the
+        first dimension, that of the items."""
+        if collate is None:
+            self.layout = _layout(self.item(0))
+        else:
+            self.layout = _without_items(self._collated(self._places(1, 0), ConfigError))
 
     @property
     def item_bytes(self) -> int:
@@ -116,15 +137,24 @@ class Batches:
         Raises RunError, naming the item, where reading fails or an item's keys, shapes or dtypes
         are not those of item 0.
         """
+        if self._ahead is not None:
+            return self._ahead.batch(step, micro_batch_index)
         self._expect_after(self._first(step, micro_batch_index))
         return self._collate(self._places(step, micro_batch_index), RunError)
+
+    def close(self) -> None:
+        """End what makes micro-batches ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def example(self) -> dict[str, torch.Tensor]:
         """Return the first micro-batch, batch(1, 0); what is wrong with it is a ConfigError."""
         return self._collate(self._places(1, 0), ConfigError)
 
     def item(self, index: int, epoch: int = 0) -> dict[str, torch.Tensor]:
-        """Return one item as it is read in an epoch; raises ConfigError."""
+        """Return one item as it is read in an epoch, collated alone; raises ConfigError."""
+        if self._function is not None:
+            return self._collate([(epoch, index)], ConfigError)
         return self._item(index, epoch, ConfigError)
 
     def check_layouts(self) -> None:
@@ -178,6 +208,16 @@ class Batches:
     def _collate(
         self, places: list[tuple[int, int]], error: type[SwaptrainError]
     ) -> dict[str, torch.Tensor]:
+        if self._function is not None:
+            batch = self._collated(places, error)
+            if _without_items(batch) != self.layout:
+                raise error(
+                    f"data.collate gives {_describe(_layout(batch))} for the items "
+                    f"{[index for _, index in places]} of {self._name}, and for others "
+                    f"{_describe(self.layout)} an item: the captured model takes one shape (pad to "
+                    "a fixed length)"
+                )
+            return batch
         items = []
         for epoch, index in places:
             item = self._item(index, epoch, error)
@@ -199,32 +239,64 @@ class Batches:
             self._set_epoch(epoch)
             return self._dataset[index]
 
-    def _item(self, index: int, epoch: int, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+    def _collated(
+        self, places: list[tuple[int, int]], error: type[SwaptrainError]
+    ) -> dict[str, torch.Tensor]:
+        """Return what `data.collate` makes of items; its draws are seeded as the first item's."""
+        assert self._function is not None
+        items = [self._raw(index, epoch, error) for epoch, index in places]
+        numbers = [index for _, index in places]
+        name = f"what data.collate makes of the items {numbers} of {self._name}"
+        try:
+            with seeded(item_seed(self._seed, *places[0])) if self._draws else nullcontext():
+                found = self._function(items)
+        except SwaptrainError:
+            raise
+        except Exception as cause:
+            raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
+        batch = _tensors(found, name, error)
+        for key, tensor in batch.items():
+            if not tensor.ndim or tensor.shape[0] != len(items):
+                raise error(
+                    f"{name} has {list(tensor.shape)} under {key!r}: the first dimension is that "
+                    f"of the {len(items)} items"
+                )
+        return batch
+
+    def _raw(self, index: int, epoch: int, error: type[SwaptrainError]) -> Any:
+        """Return an item as the dataset gives it."""
         seed = item_seed(self._seed, epoch, index)
         try:
             with seeded(seed) if self._draws else nullcontext():
-                item = self._read(epoch, index)
+                return self._read(epoch, index)
         except SwaptrainError:
             raise
         except Exception as cause:
             raise error(
                 f"item {index} of {self._name} cannot be read: {type(cause).__name__}: {cause}"
             ) from cause
-        if not isinstance(item, Mapping) or not item:
+
+    def _item(self, index: int, epoch: int, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+        return _tensors(self._raw(index, epoch, error), f"item {index} of {self._name}", error)
+
+
+def _tensors(found: Any, name: str, error: type[SwaptrainError]) -> dict[str, torch.Tensor]:
+    """Return a dict of tensors; raises the error where it is none."""
+    if not isinstance(found, Mapping) or not found:
+        raise error(
+            f"{name} is {_kind(found)}: return a dict of tensors, whose keys are the arguments of"
+            " the model's forward"
+        )
+    tensors = {}
+    for key, value in found.items():
+        tensor = _tensor(value) if isinstance(key, str) else None
+        if tensor is None:
             raise error(
-                f"item {index} of {self._name} is {_kind(item)}: return a dict of tensors, whose"
-                " keys are the arguments of the model's forward"
+                f"{name} has {_kind(value)} under {key!r}: keys must be text, values tensors or"
+                " numbers"
             )
-        tensors = {}
-        for key, value in item.items():
-            tensor = _tensor(value) if isinstance(key, str) else None
-            if tensor is None:
-                raise error(
-                    f"item {index} of {self._name} has {_kind(value)} under {key!r}: keys must be"
-                    " text, values tensors or numbers"
-                )
-            tensors[key] = tensor
-        return tensors
+        tensors[key] = tensor
+    return tensors
 
 
 def _tensor(value: object) -> torch.Tensor | None:
@@ -241,6 +313,10 @@ def _tensor(value: object) -> torch.Tensor | None:
 
 def _layout(item: Mapping[str, torch.Tensor]) -> _ItemLayout:
     return {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in sorted(item.items())}
+
+
+def _without_items(batch: Mapping[str, torch.Tensor]) -> _ItemLayout:
+    return {key: (shape[1:], dtype) for key, (shape, dtype) in _layout(batch).items()}
 
 
 def _describe(layout: _ItemLayout) -> str:

@@ -66,7 +66,7 @@ def look_at_held_out(
         record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
         items = rows.count(record, most)
     elif config.python is not None:
-        items = len(open_python(config.python, config, "eval").dataset)
+        items = len(open_python(config.python, config, "eval", data.collate).dataset)
     elif config.text is not None:
         most_tokens = None if most is None else most * length
         items = _tokens_of_text(config, data, run_dir, model_vocabulary, most_tokens) // length

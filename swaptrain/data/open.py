@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from swaptrain.data.ahead import AheadSettings, BatchesAhead
 from swaptrain.data.batches import Batches
 from swaptrain.data.conversations import Conversations
 from swaptrain.data.masking import mask_tokens
@@ -63,7 +64,24 @@ def open_data(
     """
     run_record = RunRecord(RunPaths(run_dir).train_data, refuse=not fresh)
     source = _open(config, config, "data", run_record, model_vocabulary, note)
-    batches = _batches(source, config, config.micro_batches, seed=seed, shuffle=config.shuffle)
+    ahead = None
+    if config.workers and config.python is not None:
+        settings = AheadSettings(
+            config.python,
+            dict(config.kwargs),
+            config.collate,
+            "data.python",
+            source.name,
+            seed,
+            config.shuffle,
+            config.micro_batch,
+            config.micro_batches,
+        )
+        ahead = BatchesAhead(settings, config.workers)
+    shuffle = config.shuffle
+    batches = _batches(
+        source, config, config.micro_batches, seed=seed, shuffle=shuffle, ahead=ahead
+    )
     run_record.keep(replace(source.record, items=len(batches)))
     return batches
 
@@ -116,7 +134,7 @@ def open_example(
     source: SourceSettings = config if held_out is None else held_out
     section = "data" if held_out is None else "eval"
     if source.python is not None:
-        opened = open_python(source.python, source, section, check=True)
+        opened = open_python(source.python, source, section, config.collate, check=True)
         batches = _unread(opened, config, 1, seed=0, shuffle=False)
         _check_size(config, batches.item_bytes, most_bytes)
         return batches.example()
@@ -208,7 +226,7 @@ def _open(
     if source.tokens is not None:
         return open_tokens(source, config, section, run_record, model_vocabulary, note)
     if source.python is not None:
-        opened = open_python(source.python, source, section)
+        opened = open_python(source.python, source, section, config.collate)
         run_record.check(opened.record)
         return opened
     raise ConfigError(f"{section}: it names no data: set one of text, chat, tokens and python")
@@ -244,8 +262,11 @@ def _batches(
     seed: int,
     shuffle: bool,
     once: bool = False,
+    ahead: BatchesAhead | None = None,
 ) -> Batches:
-    batches = _unread(source, config, micro_batches, seed=seed, shuffle=shuffle, once=once)
+    batches = _unread(
+        source, config, micro_batches, seed=seed, shuffle=shuffle, once=once, ahead=ahead
+    )
     batches.example()  # raises ConfigError where the first items do not fit together
     return batches
 
@@ -258,6 +279,7 @@ def _unread(
     seed: int,
     shuffle: bool,
     once: bool = False,
+    ahead: BatchesAhead | None = None,
 ) -> Batches:
     return Batches(
         source.dataset,
@@ -271,4 +293,6 @@ def _unread(
         expect=source.expect,
         draws=source.draws,
         once=once,
+        collate=source.collate,
+        ahead=ahead,
     )

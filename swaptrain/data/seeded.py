@@ -20,10 +20,12 @@ import xxhash
 
 from swaptrain.errors import ConfigError
 
-__all__ = ["check_repeatable", "item_seed", "seeded"]
+__all__ = ["CONSTRUCTION_SEED", "check_repeatable", "item_seed", "seeded"]
 
 _GENERATORS = threading.RLock()
 """The generators are the process's: one item is read at a time."""
+CONSTRUCTION_SEED = 0
+"""Under which a dataset is made: a random choice of items is the same one at every start."""
 _CHECKED_ITEMS = 8
 _CHECK_S = 3.0
 """Seconds after which no further item is read for the check; two are read in any case."""

@@ -75,6 +75,14 @@ class DataSettings(SourceSettings, Protocol):
         """The part of the rows that is left for evaluation."""
 
     @property
+    def collate(self) -> str | None:
+        """`package.module:function` that makes a micro-batch of a list of items."""
+
+    @property
+    def workers(self) -> int:
+        """Processes that make the items of a Python dataset ahead."""
+
+    @property
     def sequence_length(self) -> int:
         """Tokens in one item."""
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -15,9 +16,9 @@ from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_fi
 from swaptrain.data.documents import NotTextError, check_name
 from swaptrain.data.masking import MaskedTokens, mask_tokens
 from swaptrain.data.packed import PackedTokens
-from swaptrain.data.python_dataset import load_dataset
+from swaptrain.data.python_dataset import load_collate, load_dataset
 from swaptrain.data.record import DataRecord, RunRecord
-from swaptrain.data.seeded import check_repeatable, seeded
+from swaptrain.data.seeded import CONSTRUCTION_SEED, check_repeatable, seeded
 from swaptrain.data.settings import DataSettings, SourceSettings
 from swaptrain.data.text import tokenised, too_short
 from swaptrain.data.tokenizer import Tokenizer, open_tokenizer
@@ -37,7 +38,6 @@ __all__ = [
     "token_files",
 ]
 
-_CONSTRUCTION_SEED = 0
 _LONG_READ_BYTES = 2**30
 
 
@@ -51,21 +51,29 @@ class Source:
     tokens_per_item: int = 1
     expect: Callable[[int], None] | None = None
     """Begins to read an item that will be asked for, where the dataset can do that."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a micro-batch of items; None: they are stacked."""
     draws: bool = False
     """Whether reading an item may draw random numbers."""
 
 
 def open_python(
-    target: str, settings: SourceSettings, section: str, *, check: bool = False
+    target: str,
+    settings: SourceSettings,
+    section: str,
+    collate: str | None,
+    *,
+    check: bool = False,
 ) -> Source:
     """Load the dataset of `package.module:function`; raises ConfigError.
 
     With `check` a few items are read twice, to see that they are the same each time.
     """
     key = f"{section}.python"
-    with seeded(_CONSTRUCTION_SEED):  # a random choice of items is the same one at every start
+    with seeded(CONSTRUCTION_SEED):
         dataset = load_dataset(target, settings.kwargs, key=key)
     name = f"{key} ({target})"
+    function = load_collate(collate)
     probe = Batches(
         dataset,
         name=name,
@@ -75,13 +83,16 @@ def open_python(
         micro_batch=1,
         micro_batches=1,
         draws=True,
+        collate=function,
     )
     if check:
         probe.check_layouts()
         check_repeatable(dataset, probe.item, len(probe), name)
     identity = [target, dict(settings.kwargs), len(probe), probe.layout]
+    if collate is not None:
+        identity.append(collate)
     digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()
-    return Source(dataset, name, DataRecord(digest), draws=True)
+    return Source(dataset, name, DataRecord(digest), draws=True, collate=function)
 
 
 def open_text(

@@ -43,6 +43,8 @@ def progress_line(
     if metrics.peak_device_bytes:
         parts.append(f"device {format_size(metrics.peak_device_bytes)}")
     parts.append(f"waiting for disk {metrics.io_wait_s / step_s:.0%}")
+    if metrics.data_wait_s >= 0.01 * step_s:
+        parts.append(f"waiting for data {metrics.data_wait_s / step_s:.0%}")
     if eta_s is not None and metrics.step < total_steps:
         parts.append(f"eta {format_duration(eta_s)}")
     return " | ".join(parts)

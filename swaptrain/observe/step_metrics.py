@@ -40,6 +40,8 @@ class StepMetrics:
     """Time in the optimizer."""
     io_wait_s: float = 0.0
     """Time in which the main line waited for the disk."""
+    data_wait_s: float = 0.0
+    """Time in which the main line waited for the step's data."""
     read_bytes: int = 0
     write_bytes: int = 0
     cache_hit_fraction: float | None = None

@@ -87,6 +87,7 @@ def open_run(
         note(f"verifying the snapshot of step {start.back_to.step}")
         verify_snapshot(start.back_to, root, io, stop)
     data = open_batches(config, prepared, fresh=start.fresh, note=note)
+    held.callback(data.close)
     if config.train.epochs is not None:
         start, config = _with_steps(start, len(data), note)
     evaluation = open_evaluation(config, prepared, data, note)

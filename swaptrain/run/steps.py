@@ -149,7 +149,7 @@ class Training:
     def _step(self, step: int, top: int | None) -> None:
         builder = self.plan.builder
         begun = time.perf_counter()
-        counters = self._counters()
+        counters, read_s = self._counters(), self.weights.read_s
         with span(f"step {step}"):
             state = self._carry_out(step, top)
         norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
@@ -168,6 +168,7 @@ class Training:
             compute_s=state.compute_s,
             update_s=state.update_s,
             io_wait_s=moved.wait_s,
+            data_wait_s=self.weights.read_s - read_s,
             read_bytes=moved.read_bytes,
             write_bytes=moved.write_bytes,
             cache_hit_fraction=moved.hit_fraction,

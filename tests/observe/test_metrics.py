@@ -145,6 +145,7 @@ def test_a_step_has_the_documented_fields(path: Path) -> None:
         "compute_s",
         "update_s",
         "io_wait_s",
+        "data_wait_s",
         "read_bytes",
         "write_bytes",
         "cache_hit_fraction",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
@@ -44,6 +45,8 @@ class LossWeights:
         self._weights: StepWeights | None = None
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
         """By step and micro-batch: what was read to count, until it is loaded."""
+        self.read_s = 0.0
+        """Seconds in which the main line waited for data."""
         self._watching = bool(weighting.reason)
         """Whether labels are looked at, to say that they are not weighted."""
         self._seen: set[tuple[float, ...]] = set()
@@ -95,7 +98,10 @@ class LossWeights:
         return f"item{'s' if len(numbers) > 1 else ''} {shown}{more} of {self._data.name}"
 
     def _read(self, step: int, micro_batch: int) -> dict[str, Tensor]:
-        batch = cast_as_captured(self._data.batch(step, micro_batch), self._captured.model)
+        begun = time.perf_counter()
+        read = self._data.batch(step, micro_batch)
+        self.read_s += time.perf_counter() - begun
+        batch = cast_as_captured(read, self._captured.model)
         self._captured.checks.verify(batch, lambda: self.items(step, micro_batch))
         return batch
 
