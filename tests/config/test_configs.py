@@ -17,7 +17,9 @@ from swaptrain.config.schema import Config
 from swaptrain.data import open_example
 from swaptrain.models.build import model_factory
 from swaptrain.units import parse_size
+from swaptrain.verbs.export import Form, export_weights
 from swaptrain.verbs.plan import plan
+from tests.support.runs import rows, trained
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -125,6 +127,28 @@ def test_example_modules_are_plain_pytorch() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "swaptrain" not in ast.unparse(node)
+
+
+@pytest.mark.proof
+@pytest.mark.trains
+@pytest.mark.parametrize("name", ["translation", "chat", "masked"])
+def test_an_example_learns_in_a_minute(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shortened by overrides: the loss falls, and it is evaluated and exported."""
+    monkeypatch.chdir(ROOT)
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.epochs=null", "train.steps=8"]
+    overrides += ["eval.every=4", "eval.batches=1", "data.micro_batches=1", "memory.host=1GiB"]
+    overrides += ["train.check_capture=false", "optimizer.schedule.name=constant"]
+    if name == "translation":
+        overrides += ["optimizer.lr=3e-3"]
+    config = loaded_where_made(ROOT / "configs" / f"{name}.yaml", overrides)
+    run_dir = trained(config)
+    found = [row["eval_loss"] for row in rows(run_dir) if "eval_loss" in row]
+    assert found[-1] < found[0]
+    form: Form = "merged" if config.lora is not None else "all"
+    export_weights(run_dir, tmp_path / "model", None, form=form)
+    assert (tmp_path / "model" / "config.json").is_file()
 
 
 @pytest.mark.proof
