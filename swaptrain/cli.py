@@ -145,6 +145,7 @@ def _export(given: Arguments) -> None:
         form=form,
         from_step=given.from_step,
         shard_bytes=shard_bytes,
+        state=given.state,
         note=print,
     )
 
@@ -168,6 +169,11 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         default="5GB",
         metavar="SIZE",
         help="most bytes of one file of weights in a directory (default 5GB)",
+    )
+    parser.add_argument(
+        "--state",
+        action="store_true",
+        help="write what the optimizer holds of each parameter too, and the step",
     )
     parser.add_argument(
         "--merged",

@@ -57,13 +57,15 @@ def export_weights(
     form: Form = "all",
     from_step: int | None = None,
     shard_bytes: int = MOST_SHARD_BYTES,
+    state: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the weights and buffers of one step to `to`, a few chunks in memory at a time.
 
     The forms `all`, and `merged` of a run with adapters: to a file, by the names that the run has,
     or to a directory as the hub has it, by the names there, with config and tokenizer, in files of
-    at most `shard_bytes`. `adapter`: to a directory as PEFT writes it.
+    at most `shard_bytes`. `adapter`: to a directory as PEFT writes it. With `state` what the
+    optimizer holds of each parameter is written too, and the step.
 
     Returns the step, of which `note` hears too.
 
@@ -71,11 +73,12 @@ def export_weights(
     read. Of any other: of its last commit. With `from_step`: of the snapshot of that step, which
     lets a trainer go on. Parameters keep the dtype that they were trained in, in a directory that
     of the checkpoint the run began from, unless `dtype` says otherwise; `float32` joins the two
-    halves of split masters. Tied weights are
-    written once, under their first name. Raises ConfigError when `run` is not a run or has no store
-    yet, or `to` cannot be a file; RunError when the run was stopped inside a step, or the disk is
-    full; DamagedStoreError.
+    halves of split masters. Tied weights are written once, under their first name. Raises
+    ConfigError when `run` is not a run or has no store yet, or `to` cannot be a file; RunError when
+    the run was stopped inside a step, or the disk is full; DamagedStoreError.
     """
+    if state and form != "all":
+        raise ConfigError(f"--state belongs to the run's own weights, and not to --{form}")
     to = to.resolve()  # a link stays one
     if not to.parent.is_dir():
         raise ConfigError(f"--to {to}: there is no directory {to.parent}")
@@ -90,7 +93,7 @@ def export_weights(
     store = look(run)
     if store is None:
         raise ConfigError(f"{run} has no commit yet: its store was never finished; train it first")
-    write = _writer(run, to, dtype, form, store.root, shard_bytes, note)
+    write = _writer(run, to, dtype, form, store.root, shard_bytes, note, state=state)
     if from_step is not None:
         return _export_snapshot(run, from_step, write)
     with ExportRequest(run, note) as request:
@@ -144,6 +147,8 @@ def _writer(
     root: RootRecord,
     shard_bytes: int,
     note: Callable[[str], None],
+    *,
+    state: bool,
 ) -> Callable[[_View], int]:
     """Return what writes a form of one step and returns the step. Raises ConfigError.
 
@@ -180,13 +185,16 @@ def _writer(
             if adapter is not None:
                 found = merged_tensors(adapter, tensors(dtype), tensors("float32"))
             count = len(found)
+            held = list(_optimizer(view)) if state else []
+            count += len(held)
             if config is None or names is None:
-                size_bytes = write_safetensors(to, found)
+                named = [replace(tensor, name=f"optimizer.{tensor.name}") for tensor in held]
+                size_bytes = write_safetensors(to, found + named)
             else:
                 assert dtype is not None
                 found = names.as_on_hub(found, dtype)
                 size_bytes = write_model_directory(
-                    to, found, config, root.choices.model, shard_bytes
+                    to, found, config, root.choices.model, shard_bytes, held
                 )
         note(
             f"wrote {to}: {count:,} tensors, {format_size(size_bytes)}, as they are after step "
@@ -299,6 +307,16 @@ def _tensors(run: Path, view: _View, dtype: str | None) -> Iterator[StreamedTens
                 yield _parameter(source, row, None, None)
     for name, value in read_buffers(run).items():
         yield StreamedTensor(name, value.dtype.name, value.shape, value.nbytes, [value])
+
+
+def _optimizer(view: _View) -> Iterator[StreamedTensor]:
+    """Yield what the optimizer holds of each parameter, as `NAME.exp_avg`, and the step."""
+    for source in view.sources:
+        for row in source.record.table:
+            if role_of(row.array) is Role.OPTIMIZER:
+                found = _parameter(source, row, None, None)
+                yield replace(found, name=f"{row.name}.{row.array}")
+    yield StreamedTensor("step", "int64", (), 8, [np.array(view.step, dtype=np.int64)])
 
 
 def _parameter(

@@ -46,11 +46,15 @@ def write_model_directory(
     config: Config,
     architecture: str | None,
     shard_bytes: int,
+    state: Sequence[StreamedTensor] = (),
 ) -> int:
-    """Write a directory that is there as a whole or not at all; return the bytes of its weights."""
+    """Write a directory that is there as a whole or not at all; return the bytes of its tensors.
+
+    `state`: what the optimizer holds, for optimizer.safetensors.
+    """
     aside = to.with_name(to.name + ".partial")
     with _alone(to):
-        return _write(to, aside, tensors, config, architecture, shard_bytes)
+        return _write(to, aside, tensors, config, architecture, shard_bytes, state)
 
 
 def _write(
@@ -60,12 +64,15 @@ def _write(
     config: Config,
     architecture: str | None,
     shard_bytes: int,
+    state: Sequence[StreamedTensor],
 ) -> int:
     if aside.exists():
         shutil.rmtree(aside)  # of a process that was killed
     make_directory(aside)
     try:
         total_bytes = _write_weights(aside, tensors, shard_bytes)
+        if state:
+            total_bytes += write_safetensors(aside / "optimizer.safetensors", state)
         _write_config(aside, config, architecture, _dtype(tensors))
         flush_directory(aside)
         if to.exists():

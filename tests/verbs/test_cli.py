@@ -83,6 +83,7 @@ def test_the_other_verbs(calls: Calls, job: str, tmp_path: Path) -> None:
     assert main(["inspect", str(tmp_path)]) == 0
     assert calls[2] == ("inspect_run", (tmp_path,), {})
     options = {"form": "all", "from_step": None, "shard_bytes": 5 * 10**9, "note": print}
+    options["state"] = False
     assert main(["export", str(tmp_path), "--to", str(to), "--dtype", "bfloat16"]) == 0
     assert calls[3] == ("export_weights", (tmp_path, to, "bfloat16"), options)
     assert main(["export", str(tmp_path), "--to", str(to), "--from-step", "4"]) == 0

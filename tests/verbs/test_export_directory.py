@@ -113,6 +113,26 @@ def test_the_dtype_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(2 * t.numel() for t in exact.values())
 
 
+def test_the_state_of_the_optimizer_goes_with_it(tmp_path: Path) -> None:
+    """Moments under the parameters' names, in a directory and in a file; weights load as ever."""
+    base = saved({**LLAMA, "tie_word_embeddings": False}, tmp_path / "base")
+    run_dir = run_on(base, tmp_path / "run")
+    export_weights(run_dir, tmp_path / "out", None, state=True)
+    export_weights(run_dir, tmp_path / "all.safetensors", None, state=True)
+    found = load_file(tmp_path / "out" / "optimizer.safetensors")
+    whole = load_file(tmp_path / "all.safetensors")
+    exact = weights(run_dir)
+    assert int(found.pop("step")) == 2
+    kinds = ("exp_avg", "exp_avg_sq")
+    assert found.keys() == {f"{name}.{kind}" for name in exact for kind in kinds}
+    assert all(t.shape == exact[name.rpartition(".")[0]].shape for name, t in found.items())
+    assert_same_bits({n: whole[f"optimizer.{n}"] for n in found}, found)
+    assert any((t > 0).any() for t in found.values())
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with pytest.raises(ConfigError, match="--state belongs to the run's own weights"):
+        export_weights(run_dir, tmp_path / "adapter", None, form="adapter", state=True)
+
+
 def test_numbers_that_float16_has_not_are_refused(tmp_path: Path) -> None:
     """Not written as infinity, and no directory is left."""
     base = saved(LLAMA, tmp_path / "base")
