@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = ["Conversations"]
 _PACKING = "sequences 1"
 """Goes up with every change of how rows are laid into sequences."""
 _SHOWN_TOKENS = 120
+_SAID_EVERY_S = 30.0
 
 
 class Conversations:
@@ -95,7 +97,7 @@ class Conversations:
             named = files[0].path if len(files) == 1 else f"{len(files):,} files"
             self._note(f"encoding {named}, {format_size(self.size_bytes)}")
             report = Report()
-            sequences = self._sequences(report)
+            sequences = self._told(self._sequences(report), report)
             length = write_token_array(path, sequences, self._values)
             if not length:
                 raise self._nothing(report)
@@ -193,6 +195,17 @@ class Conversations:
         for row in self._rows(files=files):
             yield from packer.add(row)
         yield from packer.finish()
+
+    def _told(self, sequences: Iterator[Array], report: Report) -> Iterator[Array]:
+        """Pass sequences on, and say from time to time how far it is."""
+        begun = said = time.monotonic()
+        for sequence in sequences:
+            yield sequence
+            now = time.monotonic()
+            if now - said > _SAID_EVERY_S:
+                said = now
+                per_s = report.tokens / (now - begun)
+                self._note(f"{report.rows:,} rows so far, {per_s:,.0f} tokens a second")
 
     def _nothing(self, report: Report) -> ConfigError:
         if report.dropped:

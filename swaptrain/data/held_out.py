@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from swaptrain.data.conversations import Conversations
 from swaptrain.data.corpus import corpus_digest, hash_files
-from swaptrain.data.open import chat_patterns, open_example
+from swaptrain.data.open import conversations_of, open_example
 from swaptrain.data.record import RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings
 from swaptrain.data.sources import fitting_tokenizer, open_python, text_files, token_files
@@ -54,17 +53,9 @@ def look_at_held_out(
     )
     most = None if config.batches == "all" else int(config.batches) * data.micro_batch
     length = data.sequence_length
-    patterns = chat_patterns(config, data)
-    if patterns is not None:
-        rows = Conversations(
-            patterns,
-            data,
-            "eval",
-            held_out=config.chat is None,
-            model_vocabulary=model_vocabulary,
-        )
-        record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
-        items = rows.count(record, most)
+    rows = conversations_of(config, data, "eval", model_vocabulary)
+    if rows is not None:
+        items = rows.count(RunRecord(RunPaths(run_dir).eval_data, refuse=False), most)
     elif config.python is not None:
         items = len(open_python(config.python, config, "eval", data.collate).dataset)
     elif config.text is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import MIB, format_size
 
-__all__ = ["chat_patterns", "describe_rows", "open_data", "open_eval", "open_example"]
+__all__ = ["conversations_of", "describe_rows", "open_data", "open_eval", "open_example"]
 
 Note = Callable[[str], None]
 
@@ -139,16 +139,9 @@ def open_example(
         _check_size(config, batches.item_bytes, most_bytes)
         return batches.example()
     length = config.sequence_length
-    patterns = chat_patterns(source, config)
-    if patterns is not None:
+    rows = conversations_of(source, config, section, model_vocabulary)
+    if rows is not None:
         _check_size(config, 3 * length * _ID_BYTES, most_bytes)
-        rows = Conversations(
-            patterns,
-            config,
-            section,
-            held_out=section == "eval" and source.chat is None,
-            model_vocabulary=model_vocabulary,
-        )
         return rows.example(config.micro_batch)
     if config.mask is not None:  # refused here, before anything is written
         mask_tokens(fitting_tokenizer(config, model_vocabulary))
@@ -188,11 +181,9 @@ def describe_rows(
 
     Where no start has read them, some tens of megabytes of them are read. Raises ConfigError.
     """
-    if config.chat is None:
+    rows = conversations_of(config, config, "data", model_vocabulary)
+    if rows is None:
         return None
-    rows = Conversations(
-        config.chat, config, "data", held_out=False, model_vocabulary=model_vocabulary
-    )
     record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
     report, is_whole = rows.report(record, _MOST_LOOKED_AT_BYTES)
     text = report.line(config.sequence_length)
@@ -210,16 +201,8 @@ def _open(
     note: Note,
 ) -> Source:
     """Open whichever of the four kinds `source` names."""
-    patterns = chat_patterns(source, config)
-    if patterns is not None:
-        rows = Conversations(
-            patterns,
-            config,
-            section,
-            held_out=section == "eval" and source.chat is None,
-            model_vocabulary=model_vocabulary,
-            note=note,
-        )
+    rows = conversations_of(source, config, section, model_vocabulary, note)
+    if rows is not None:
         return rows.open(run_record)
     if source.text is not None:
         return open_text(source.text, config, section, run_record, model_vocabulary, note)
@@ -232,15 +215,30 @@ def _open(
     raise ConfigError(f"{section}: it names no data: set one of text, chat, tokens and python")
 
 
-def chat_patterns(source: SourceSettings, config: DataSettings) -> Sequence[str] | None:
-    """Return the globs of conversations that a section reads; None where it reads another kind.
+def conversations_of(
+    source: SourceSettings,
+    config: DataSettings,
+    section: str,
+    model_vocabulary: int | None,
+    note: Note = _silent,
+) -> Conversations | None:
+    """Return the rows that a section reads; None where it reads data of another kind.
 
     An `eval` section without data of its own reads what `data.held_out` leaves of the rows.
     """
-    if source.chat is not None:
-        return source.chat
-    names = (source.text, source.tokens, source.python)
-    return config.chat if all(name is None for name in names) else None
+    patterns = source.chat
+    if patterns is None and all(n is None for n in (source.text, source.tokens, source.python)):
+        patterns = config.chat
+    if patterns is None:
+        return None
+    return Conversations(
+        patterns,
+        config,
+        section,
+        held_out=section == "eval" and source.chat is None,
+        model_vocabulary=model_vocabulary,
+        note=note,
+    )
 
 
 def _check_size(config: DataSettings, item_bytes: int, most_bytes: int | None) -> None:
