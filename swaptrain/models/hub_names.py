@@ -91,8 +91,6 @@ class HubNames:
             if stored is not None:
                 found.append(replace(tensor, name=stored))
                 continue
-            if tensor.name in (self._module._keys_to_ignore_on_save or ()):
-                continue  # computed by the constructor, as transformers knows
             name, pattern = self._convert(tensor.name)
             if pattern is None:
                 found.append(replace(tensor, name=self._rename(tensor.name)))
