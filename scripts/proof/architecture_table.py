@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import fill
 
 import torch
 import transformers
@@ -89,8 +90,12 @@ def _lines(results: Results) -> list[str]:
     refused = {name: row["refused"] for name, row in results.rows.items() if row["refused"] != "-"}
     if refused:
         lines += ["", "What the refusals say:", ""]
-        lines += [f"- **{name}**: `{message}`" for name, message in refused.items()]
+        lines += [_wrapped(f"- **{name}**: `{message}`") for name, message in refused.items()]
     return lines
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, 150, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _cells(cells: Iterable[str]) -> str:

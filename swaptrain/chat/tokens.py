@@ -90,9 +90,11 @@ class ChatTokenizer:
         RowError where anything else does, and for text that is no Unicode.
         """
         try:
-            found = self._backend.encode(text, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RowError(f"its text cannot be encoded: {error}") from error
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start : error.end]
+            raise RowError(f"it holds {half!r}, half of a pair, which is no character") from error
+        found = self._backend.encode(text, add_special_tokens=False)
         ids = np.array(found.ids, dtype=np.uint32)
         trained = np.zeros(len(ids), dtype=np.bool_)
         if len(ids) == 0 or not spans:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,6 +47,8 @@ SUFFIX = ".safetensors"
 """Of the name of a file of weights; a name without it is a directory's."""
 _FLOATING = {"float64", "float32", "float16", "bfloat16"}
 _TRIES = 5
+_READERS = 2
+"""Each holds a chunk: of weights, and of the lower halves of their masters."""
 
 
 def export_weights(
@@ -222,8 +224,20 @@ class _Source:
 
     slot: Slot
     record: SlotRecord
+    readers: dict[tuple[str, str], ChunkReader] = field(default_factory=dict)
+    """The last ones, by slot and array, of all sources: neighbours lie in one chunk."""
 
     def reader(self, array: str) -> ChunkReader:
+        key = str(self.slot.path), array
+        reader = self.readers.pop(key, None)
+        if reader is None:
+            reader = self._opened(array)
+            while len(self.readers) >= _READERS:
+                del self.readers[next(iter(self.readers))]
+        self.readers[key] = reader
+        return reader
+
+    def _opened(self, array: str) -> ChunkReader:
         checksums = self.record.checksums.get(array)
         segment = self.record.segment
         if checksums is None:
@@ -240,11 +254,12 @@ class _View:
 
     @property
     def sources(self) -> Iterator[_Source]:
+        readers: dict[tuple[str, str], ChunkReader] = {}
         for segment in self.store.segments:
             if segment.state is not None and segment.record is not None:
-                yield _Source(segment.state, segment.record)
+                yield _Source(segment.state, segment.record, readers)
             if segment.frozen is not None and segment.frozen_record is not None:
-                yield _Source(segment.frozen, segment.frozen_record)
+                yield _Source(segment.frozen, segment.frozen_record, readers)
 
 
 def _view(run: Path, owner: LockOwner | None) -> _View | None:

@@ -163,6 +163,12 @@ def test_rows_without_a_template(make_tokenizer: MakeTokenizer) -> None:
     assert given == ["Four. <|im_end|>", "Seven,\nI think.<|im_end|>"]
 
 
+def test_half_a_character_is_refused(make_tokenizer: MakeTokenizer) -> None:
+    """JSON can spell what UTF-8 cannot."""
+    with pytest.raises(RowError, match=r"it holds '\\ud800', half of a pair"):
+        trained(make_tokenizer(None), {"text": "a\ud800"})
+
+
 def test_an_instruction_is_a_question_of_the_user(make_tokenizer: MakeTokenizer) -> None:
     """Its input follows it, and its output is the completion."""
     directory = make_tokenizer(CHATML)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from swaptrain.errors import ConfigError, RunError
@@ -72,7 +74,7 @@ def write_safetensors(path: Path, tensors: Sequence[StreamedTensor]) -> int:
         try:
             _write(descriptor, len(text).to_bytes(8, "little") + text)
             for tensor in ordered:
-                written = sum(_write(descriptor, piece.tobytes()) for piece in tensor.pieces)
+                written = sum(_write(descriptor, _bytes(piece)) for piece in _ahead(tensor.pieces))
                 if written != tensor.nbytes:
                     raise RunError(f"{tensor.name}: {written} of {tensor.nbytes} bytes were read")
             os.fsync(descriptor)
@@ -103,7 +105,23 @@ def _aside(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write(descriptor: int, content: bytes) -> int:
+def _ahead(pieces: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield the pieces; while one is written the next is read, on a thread."""
+    with ThreadPoolExecutor(1) as pool:
+        source = iter(pieces)
+        coming = pool.submit(next, source, None)
+        while (piece := coming.result()) is not None:
+            coming = pool.submit(next, source, None)
+            yield piece
+
+
+def _bytes(piece: NDArray[Any]) -> memoryview:
+    """Return the bytes of a piece in row-major order, without a copy where they lie so."""
+    flat: Any = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _write(descriptor: int, content: bytes | memoryview) -> int:
     """Write all of it and return how much that is; raises OSError."""
     done = 0
     while done < len(content):

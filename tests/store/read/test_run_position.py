@@ -208,10 +208,10 @@ def test_everyone_says_the_same(jobs: Callable[[str], Job], state: str, tmp_path
     assert read_run(run_dir).done == position.done == steps_done(run_dir, root)
     assert finished_step(run_dir, root, job.config) == (2 if state == "finished" else None)
     if position.is_whole and not position.pending:
-        assert export_weights(run_dir, tmp_path / "w", None) == position.done
+        assert export_weights(run_dir, tmp_path / "w.safetensors", None) == position.done
     else:
         with pytest.raises(RunError, match=f"step {position.step}"):
-            export_weights(run_dir, tmp_path / "w", None)
+            export_weights(run_dir, tmp_path / "w.safetensors", None)
     plan, micro_batches = job.prepared.plan, job.config.data.micro_batches
     with DirectIO() as io:
         backing = DiskBacking(
@@ -247,7 +247,7 @@ def test_a_run_that_goes_back_is_at_its_snapshot(
     assert seen(position) == (1, None, None, None) and position.going_back
     assert read_run(run_dir).done == 1
     with pytest.raises(RunError, match="going back to the snapshot of step 1"):
-        export_weights(run_dir, tmp_path / "w", None)
+        export_weights(run_dir, tmp_path / "w.safetensors", None)
 
 
 @pytest.mark.trains
@@ -272,7 +272,7 @@ def test_a_mixture_of_trees_is_not_shown_as_a_pending_update(
     root = root_of(run_dir)
     tree = Slots(run_dir, trees=True).tree()
     create_root(run_dir, root.model_copy(update={"step": root.step + 1}), tree=tree)
-    for ask in (read_run, lambda run: export_weights(run, tmp_path / "w", None)):
+    for ask in (read_run, lambda run: export_weights(run, tmp_path / "w.safetensors", None)):
         with pytest.raises(DamagedStoreError, match="mixture"):
             ask(run_dir)
 
