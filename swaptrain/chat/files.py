@@ -9,7 +9,6 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +123,15 @@ def _csv(file: Path, key: str, delimiter: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _parquet(file: Path, key: str) -> Iterator[tuple[str, bytes]]:
-    pq, damage = _pyarrow(key, file, "pyarrow.parquet")
+    pyarrow = _pyarrow(key, file)
     number = 0
     try:
-        with pq.ParquetFile(file) as opened:
+        with pyarrow.parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", _as_json(row, key, file, number)
-    except damage as error:
+    except pyarrow.ArrowException as error:
         raise refused(key, str(file), f"row {number + 1}", f"it is damaged: {error}") from error
 
 
@@ -162,15 +161,15 @@ def _saved_dataset(directory: Path, key: str) -> Iterator[tuple[str, bytes]]:
 
 def _arrow(file: Path, key: str, before: int) -> Iterator[tuple[str, bytes]]:
     """Yield the rows of a stream of Arrow batches; `before` counts those of earlier files."""
-    ipc, damage = _pyarrow(key, file, "pyarrow.ipc")
+    pyarrow = _pyarrow(key, file)
     number = before
     try:
-        with file.open("rb") as source, ipc.open_stream(source) as stream:
+        with file.open("rb") as source, pyarrow.ipc.open_stream(source) as stream:
             for batch in stream:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", _as_json(row, key, file, number)
-    except damage as error:
+    except pyarrow.ArrowException as error:
         raise refused(key, str(file), f"row {number + 1}", f"it is damaged: {error}") from error
 
 
@@ -187,11 +186,14 @@ def _not_json(value: object) -> object:
     return str(value)
 
 
-def _pyarrow(key: str, file: Path, module: str) -> tuple[Any, type[Exception]]:
-    """Return a module of pyarrow, and what it raises for a damaged file."""
+def _pyarrow(key: str, file: Path) -> Any:
+    """Return pyarrow with the modules that are used here; raises ConfigError without it."""
     try:
-        return import_module(module), import_module("pyarrow").ArrowException
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(
             f"{key}: {file} needs pyarrow: pip install 'swaptrain[data]'; JSON Lines needs nothing"
         ) from error
+    return pyarrow

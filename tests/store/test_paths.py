@@ -26,7 +26,7 @@ from swaptrain.store.paths import (
 PACKAGE = Path(swaptrain.__file__).parent
 OWNER = PACKAGE / "store" / "paths.py"
 PATHS = RunPaths(Path("RUN"))
-OF_OTHER_DIRECTORIES = {("data/text.py", "lock")}
+OF_OTHER_DIRECTORIES = {("data/tokens/token_cache.py", "lock")}
 """The tokens of a text have a lock of their own, in the run or in data.cache."""
 JOINING = {"Path", "glob", "rglob", "joinpath", "with_name", "RunPaths"}
 
