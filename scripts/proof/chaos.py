@@ -64,6 +64,7 @@ MODES: dict[str, dict[str, Any]] = {
     "lag-2": {**_GPT, "store": {"commit": {"lag": 2, "unit": "segment"}}},
     "lora": _LORA,
     "lora-step": {**_LORA, "store": {"commit": {"unit": "step"}}},
+    "lora-nf4": {**_LORA, "model": {**_LORA["model"], "base": "nf4"}},
     "paths": {**_GPT, "store": {"paths": ["disk0", "disk1"]}},
 }
 

@@ -17,6 +17,7 @@ from torch import nn
 from swaptrain.config.load import load_config
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.plan.prepare import Prepared
 from swaptrain.reference import train_reference
 from swaptrain.store.format.root import RootRecord, create_root, read_root
 from swaptrain.verbs.export import export_weights
@@ -378,3 +379,41 @@ def test_the_recorded_config_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     path.write_text(config.resolved_yaml())
     assert load_config(path) == config.resolved()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "modules"])
+def test_a_base_of_large_tensors_stays_on_the_disk(kind: str, tmp_path: Path) -> None:
+    """Of 16 KiB and more they are fake while the adapters are made: none is read for that.
+
+    Nor is the model constructed anew in files of its own. The run has plain PEFT's bits.
+    """
+    fields = {**UNTIED, "hidden_size": 96, "intermediate_size": 128}
+    base = saved(fields, tmp_path / "base")
+    section: dict[str, Any] = {
+        "lora": {"r": 4},
+        "dora": {"r": 4, "use_dora": True},
+        "modules": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    }[kind]
+    tree = {
+        "model": {"hf": str(base)},
+        "data": {"python": "tests.support.datasets:text"},
+        "train": {"steps": 2},
+        "lora": {"target_modules": "all-linear", **section},
+    }
+    config = config_of(tmp_path / "run", tree)
+    construction = Prepared(config.resolved(), None, lambda _: None).built.initial.construction
+    assert construction.recorded, construction.refusal
+    run_dir = trained(config)
+    data = open_data(config.data, seed=3, run_dir=tmp_path / "plain", model_vocabulary=64)
+    fields_of_peft = config.lora.fields() if config.lora is not None else {}
+    plain = train_reference(
+        lambda: adapted(lambda: loaded(base), fields_of_peft, 3),
+        data.batch,
+        steps=2,
+        micro_batches=3,
+        seed=3,
+        lr=1e-2,
+        weight_decay=0.1,
+    )
+    assert losses(run_dir) == plain.losses
+    assert_same_state(weights(run_dir), plain)

@@ -60,6 +60,7 @@ MODES: dict[str, dict[str, Any]] = {
     "trees-clipped": {**CNN, **TREES, **CLIPPED},
     "lora": LORA,
     "lora-step": {**LORA, "store": {"commit": {"unit": "step"}}},
+    "lora-nf4": {**LORA, "model": {**LORA["model"], "base": "nf4"}},
 }
 SMALL: dict[str, Any] = {
     **GPT,
@@ -92,7 +93,7 @@ def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any
     return server.ask("tests.support.killing", **plan)
 
 
-BY_HAND = {"two-repeated-clipped", "parts-trees", "batch-norm-clipped", "trees-clipped"}
+BY_HAND = {"lora-nf4", "two-repeated-clipped", "parts-trees", "batch-norm-clipped", "trees-clipped"}
 """Modes whose halves are killed in modes of their own; scripts/proof/chaos.py kills them too."""
 
 

@@ -173,7 +173,8 @@ def _recorded(
         module = factory()
         base = _names(module)
         if addition is not None:
-            with _disable_current_modes():
+            # Nor is it the constructor that looks at the memory of these tensors.
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
                 for name, value in addition.values(module).items():
                     recorder.give(module.get_parameter(name), value)
             recorder.draw = addition.draw
