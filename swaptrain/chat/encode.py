@@ -80,6 +80,13 @@ class RowEncoder:
         if isinstance(row, Ready):
             self._check_ids(row)
             labels = np.array(row.labels, dtype=np.int64)
+            if settings.train_on is not None and not (
+                settings.train_on == "all" and -100 not in labels
+            ):
+                raise RowError(
+                    f"its labels say what is trained, and data.train_on is {settings.train_on}: "
+                    "leave it out"
+                )
             return Encoded(np.array(row.ids, dtype=np.uint32), labels != -100)
         if isinstance(row, Conversation):
             template = self._templates[row.tools is not None]
@@ -98,6 +105,11 @@ class RowEncoder:
             )
             return tokenizer.encode(text, spans)
         if isinstance(row, Document):
+            if settings.train_on not in (None, "all"):
+                raise RowError(
+                    f"it is text, of which nothing says what is trained, and data.train_on is "
+                    f"{settings.train_on}: set it to all, or leave it out"
+                )
             return self._closed(tokenizer.encode(row.text, [(0, len(row.text))]), "all")
         assert isinstance(row, Prompted)
         begin = 0 if settings.train_on == "all" else len(row.prompt)

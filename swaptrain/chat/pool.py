@@ -122,7 +122,14 @@ def _begin(settings: EncodeSettings) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process is a thread's work
     signal.signal(signal.SIGVTALRM, _late)
     _encoder = RowEncoder(settings)
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    _limit(resource.RLIMIT_AS, _MOST_BYTES)
+
+
+def _limit(which: int, most: int) -> None:
+    """Set a limit of this process, or leave a lower one that it was begun with."""
+    hard = resource.getrlimit(which)[1]
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (soft, hard))
 
 
 class _LateError(BaseException):
@@ -137,7 +144,7 @@ def _encode(rows: list[bytes]) -> _EncodedChunk:
     assert _encoder is not None and _settings is not None
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + _settings.most_chunk_s
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, soft)
     done: list[Encoded] = []
     refusal = None
     for number, row in enumerate(rows):

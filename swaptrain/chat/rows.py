@@ -144,6 +144,11 @@ def _message(message: Any, number: int) -> Message:
             raise RowError(f"its message {number} ({role}) has no content")
     elif not isinstance(content, str):
         raise RowError(f"its message {number} has {_kind(content)} as its content")
+    if message.get("weight") not in (None, 0, 1):
+        raise RowError(
+            f"its message {number} has the weight {message['weight']!r}: known are 0, which is not "
+            "trained, and 1"
+        )
     kept = {name: value for name, value in message.items() if value is not None}
     return kept if content is not None else {**kept, "content": ""}
 
@@ -163,7 +168,7 @@ def _spoken(found: Any, system: Any) -> list[Message]:
             known = ", ".join(_SPEAKERS)
             raise RowError(f"its turn {number} is from {turn['from']!r}; known: {known}")
         text = _text(turn["value"], f"turn {number}")
-        messages.append({"role": role, "content": text} | _weight(turn))
+        messages.append(_message({"role": role, "content": text} | _weight(turn), number))
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(system, "system")})
     return messages

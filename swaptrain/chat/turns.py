@@ -38,7 +38,11 @@ def trained_turns(
     exactly.
     """
     messages, tools = conversation.messages, conversation.tools
+    if tools is not None and "tools" not in template.source:
+        raise RowError("it has tools, and the chat template does not take them")
     if train_on == "all":
+        if any(message.get("weight", 1) == 0 for message in messages):
+            raise RowError("a message of it has weight 0, and data.train_on is all")
         text = template.render(messages, tools)
         return text, [(0, len(text))] if text else []
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -64,7 +68,7 @@ def trained_turns(
 def _turn(template: ChatTemplate, conversation: Conversation, text: str, i: int) -> Characters:
     """Return what message i contributes to the text of all; raises RowError."""
     messages, tools = conversation.messages, conversation.tools
-    before = template.render(messages[:i], tools, prompt=True) if i else ""
+    before = template.render(messages[:i], tools, prompt=True)
     if not text.startswith(before):
         raise RowError(
             f"what the chat template writes before its message {i + 1} is another text when that "

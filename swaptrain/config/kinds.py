@@ -198,7 +198,7 @@ def _hf(found: Any) -> str | dict[str, Any]:
         if not isinstance(found.get("model_type"), str):
             raise ValueError("a model given inline needs model_type, such as model_type: llama")
         return found
-    return cached_model(_path(found))
+    return cached_model(_path(found), weights=True)
 
 
 def _device(found: Any) -> str:

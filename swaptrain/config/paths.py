@@ -13,13 +13,16 @@ __all__ = ["cached_model", "expand_argument", "expand_path", "written_path"]
 _VARIABLE = re.compile(r"\$(\$|[A-Za-z_][A-Za-z0-9_]*|\{[^}]*\}?)")
 _LITERAL = "set it, or write $$ for a name that has a $ in it"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")
 _HOME = "write ./ before a name that begins with ~"
 
 
-def cached_model(text: str) -> str:
+def cached_model(text: str, *, weights: bool = False) -> str:
     """Return the directory of `org/name` in the hub's local cache; what is none as it is.
 
-    A directory of that name in the current one comes first. Nothing is downloaded.
+    A directory of that name in the current one comes first. Nothing is downloaded. Raises
+    ValueError where `weights` are asked for and only other files are there: a run would begin from
+    drawn ones.
     """
     if not _HUB_NAME.fullmatch(text) or os.path.exists(text):
         return text
@@ -28,7 +31,14 @@ def cached_model(text: str) -> str:
     found = try_to_load_from_cache(text, "config.json")
     if not isinstance(found, str):
         found = try_to_load_from_cache(text, "tokenizer.json")
-    return os.path.dirname(found) if isinstance(found, str) else text
+    if not isinstance(found, str):
+        return text
+    directory = os.path.dirname(found)
+    if weights and not any(name.endswith(_WEIGHTS) for name in os.listdir(directory)):
+        raise ValueError(
+            f"{text} is in the hub's local cache without its weights: hf download {text}"
+        )
+    return directory
 
 
 def expand_path(text: str) -> str:

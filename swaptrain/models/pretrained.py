@@ -66,9 +66,11 @@ class Pretrained:
         self._shapes: dict[str, torch.Size] = {}
         self.remarks: list[str] = []
         """What a user should know of what the checkpoint has and has not."""
-        self.only_stored = self._find_forms()
-        """What the checkpoint has and the model has no place for, by the checkpoint's names."""
-        self._check_unused(self.only_stored)
+        self.only_stored: list[str] = []
+        """What the checkpoint has and the model has no place for, by the checkpoint's names.
+
+        Not what it has twice: one of the two is the model's."""
+        self._check_unused(self._find_forms())
         self._check_found()
         self.missing = [
             name
@@ -94,12 +96,11 @@ class Pretrained:
 
         Of a tied weight by each of these.
         """
-        return {
-            alias: form.sources[0][0]
-            for name, form in self._forms.items()
-            if form.converter is None
-            for alias in self._aliases.get(name, [name])
+        own = {n: f.sources[0][0] for n, f in self._forms.items() if f.converter is None}
+        others = {
+            alias: source for name, source in own.items() for alias in self._aliases.get(name, [])
         }
+        return others | own
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a parameter, by any of its names."""
@@ -186,6 +187,8 @@ class Pretrained:
             if target not in places and source in places:
                 target, pattern = source, None
             converter = by_pattern.get(pattern)
+            if target not in places:
+                self.only_stored.append(source)
             if target not in places or (converter is None and target in forms):
                 unused.append(source)
                 continue

@@ -64,6 +64,8 @@ def test_columns_that_are_null_are_not_there() -> None:
         ),
         ({"conversations": [{"from": "alien", "value": "a"}]}, "turn 1 is from 'alien'; known"),
         ({"conversations": [{"value": "a"}]}, "its turn 1 has no from and value"),
+        ({"messages": [{**ANSWER, "weight": 0.5}]}, "message 1 has the weight 0.5: known are 0"),
+        ({"conversations": [{"from": "gpt", "value": "a", "weight": "0"}]}, "has the weight '0'"),
         ({"prompt": "a", "completion": [ANSWER]}, "neither two texts nor two lists"),
         ({"input_ids": [1], "labels": [1, 2]}, "it has 1 input_ids and 2 labels"),
         ({"input_ids": [1, True]}, "its input_ids are not a list of whole numbers"),

@@ -77,6 +77,43 @@ def test_a_turn_of_weight_zero_is_not_trained(make_tokenizer: MakeTokenizer) -> 
         assert trained(directory, {"messages": messages}) == ["Seven,\nI think.<|im_end|>"]
 
 
+def test_a_conversation_that_the_assistant_begins(make_tokenizer: MakeTokenizer) -> None:
+    """What comes before its first words is not its own; where that cannot be asked, it says so."""
+    begun = [{"role": "assistant", "content": "Hello."}, *CONVERSATION]
+    system = "{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}"
+    found = trained(make_tokenizer(system + CHATML), {"messages": begun})
+    assert found[0] == "Hello.<|im_end|>"
+    asks = "{% if messages[0].role != 'system' %}{{ 'Be kind.' }}{% endif %}"
+    with pytest.raises(RowError, match="the chat template refuses it: UndefinedError"):
+        trained(make_tokenizer(asks + CHATML), {"messages": begun})
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "message"),
+    [
+        ({"text": "a"}, {"train_on": "assistant"}, "it is text, of which nothing says"),
+        ({"input_ids": [1, 2], "labels": [-100, 2]}, {"train_on": "all"}, "its labels say what"),
+        ({"input_ids": [1, 2]}, {"train_on": "completion"}, "its labels say what is trained"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "weight": 0}]},
+            {"train_on": "all"},
+            r"has weight 0, and data\.train_on is all",
+        ),
+        (
+            {"messages": CONVERSATION, "tools": [{"type": "function"}]},
+            {},
+            "it has tools, and the chat template does not take them",
+        ),
+    ],
+)
+def test_what_a_row_and_the_config_say_against_each_other_is_refused(
+    row: Any, settings: dict[str, Any], message: str, make_tokenizer: MakeTokenizer
+) -> None:
+    """Neither is followed in silence."""
+    with pytest.raises(RowError, match=message):
+        trained(make_tokenizer(CHATML), row, **settings)
+
+
 def test_empty_turns_and_tools(make_tokenizer: MakeTokenizer) -> None:
     """An empty answer is its end; what a tool says is not trained, a call of it is."""
     directory = make_tokenizer(CHATML)

@@ -33,6 +33,14 @@ def test_a_name_is_its_snapshot(snapshot: Path) -> None:
     assert cached_model("a/b/c") == "a/b/c"
 
 
+def test_a_model_without_its_weights_is_refused(snapshot: Path) -> None:
+    """A run would begin from drawn weights, and nobody would see it."""
+    with pytest.raises(ValueError, match="org/name is in the hub's local cache without its weigh"):
+        cached_model("org/name", weights=True)
+    (snapshot / "model.safetensors").touch()
+    assert cached_model("org/name", weights=True) == str(snapshot)
+
+
 def test_a_directory_comes_first(snapshot: Path, tmp_path: Path) -> None:
     """A relative path that exists is meant."""
     (tmp_path / "org" / "name").mkdir(parents=True)

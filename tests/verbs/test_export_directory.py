@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swaptrain.errors import ConfigError
@@ -97,6 +97,24 @@ def test_what_is_not_trained_is_carried_over(tmp_path: Path) -> None:
     assert not report["missing_keys"]
 
 
+def test_what_a_checkpoint_holds_twice_goes_out_once(tmp_path: Path) -> None:
+    """A tied weight under its own name, and no old value of a trained one."""
+    base = saved(LLAMA, tmp_path / "base")
+    tensors = stored(base)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["norm.weight"] = tensors["model.norm.weight"].clone()  # the same place, without prefix
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    run_dir = run_on(base, tmp_path / "run")
+    export_weights(run_dir, tmp_path / "out", None)
+    found = stored(tmp_path / "out")
+    assert "model.embed_tokens.weight" in found
+    assert (
+        len([name for name in found if name.endswith("norm.weight") and "layers" not in name]) == 1
+    )
+    exact, again = weights(run_dir), by_its_names(tmp_path / "out")
+    assert_same_bits(exact, {n: again[n] for n in exact})
+
+
 def test_the_dtype_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     """Or the one that is asked for; the largest file is as asked too."""
     base = saved(LLAMA, tmp_path / "base", dtype=torch.bfloat16)
@@ -137,8 +155,6 @@ def test_numbers_that_float16_has_not_are_refused(tmp_path: Path) -> None:
     """Not written as infinity, and no directory is left."""
     base = saved(LLAMA, tmp_path / "base")
     tensors = stored(base)
-    from safetensors.torch import save_file
-
     tensors["model.norm.weight"][0] = 1e5
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     run_dir = run_on(base, tmp_path / "run", train={"steps": 0})
