@@ -49,24 +49,30 @@ class _Group:
 class HubNames:
     """What the hub calls the tensors of a run's model.
 
-    `architecture`: the class of transformers. Nothing of the model is held. Raises ConfigError
-    where it cannot be made, or the checkpoint that the run began from is not there any more.
+    `architecture`: the class of transformers; `origin`: what is recorded of the checkpoint that the
+    run began from, None where it was none. Nothing of the model is held. Raises ConfigError where
+    it cannot be made, or the checkpoint is not what it was.
     """
 
-    def __init__(self, config: Config, architecture: str) -> None:
+    def __init__(self, config: Config, architecture: str, origin: Mapping[str, Any] | None) -> None:
         import transformers
 
         cls = getattr(transformers, architecture)
         factory = hugging_face_factory(config, Job("causal"), chosen=cls)
         with torch.device("meta"):
             self._module: Any = factory.make()
-        self._checkpoint = _checkpoint(config)
+        self._checkpoint = _checkpoint(config, origin)
         self._stored: Mapping[str, str] = {}
         self._only_stored: Sequence[str] = ()
         if self._checkpoint is not None:
             pretrained = Pretrained(self._module, self._checkpoint)
             self._stored = pretrained.stored_names
             self._only_stored = pretrained.only_stored
+            if self._only_stored and self._checkpoint.origin["files"] != (origin or {})["files"]:
+                raise _changed(
+                    self._checkpoint.directory,
+                    f"and {self._only_stored[0]}, which is not trained, would be carried over",
+                )
         self._renamings, self._converters = _reversed_rules(self._module)
 
     @property
@@ -187,10 +193,32 @@ def _reversed_rules(module: nn.Module) -> tuple[list[Any], list[Any]]:
     return renamings, [rule for rule in back if isinstance(rule, WeightConverter)]
 
 
-def _checkpoint(config: Config) -> Checkpoint | None:
+def _checkpoint(config: Config, origin: Mapping[str, Any] | None) -> Checkpoint | None:
+    """Return the checkpoint that the run began from; raises ConfigError where it is another one.
+
+    It may have been moved or copied: names and headers are what counts for names and shapes.
+    """
     if config.model.hf is None or isinstance(config.model.hf, Mapping):
         return None
-    return open_checkpoint(Path(config.model.hf))
+    directory = Path(config.model.hf)
+    adapter = (origin or {}).get("adapter") or {}
+    if origin is None or origin["directory"] == adapter.get("directory"):
+        return None  # the base was drawn, whatever lies there now
+    found = open_checkpoint(directory)
+    if found is None or _headers(found.origin) != _headers(origin):
+        raise _changed(directory, "and the names of its tensors are those of the export")
+    return found
+
+
+def _headers(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(file["name"], file["header"]) for file in origin["files"]]
+
+
+def _changed(directory: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"model.hf: the weights in {directory} are not those that the run began from, {why}: "
+        "restore them, or write the run's own tensors with --to FILE.safetensors"
+    )
 
 
 def _carried(checkpoint: Checkpoint, name: str, dtype: str) -> StreamedTensor:

@@ -18,6 +18,7 @@ from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec, contiguous
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.bfloat16 import numpy_dtype
+from swaptrain.store.format.origin import read_origin
 from swaptrain.store.format.root import QuantizedRecord, RootRecord, read_buffers
 from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
@@ -167,7 +168,7 @@ def _writer(
     if is_directory:
         config = load_config(RunPaths(run).config)
         check_model_directory(to, config)
-        names = _hub_names(config, root)
+        names = _hub_names(run, config, root)
         if form == "all":
             dtype = dtype or names.dtype
         dtype = dtype or config.model.dtype
@@ -207,7 +208,7 @@ def _writer(
     return write
 
 
-def _hub_names(config: Config, root: RootRecord) -> HubNames:
+def _hub_names(run: Path, config: Config, root: RootRecord) -> HubNames:
     from swaptrain.models.hub_names import HubNames
 
     if root.choices.model is None:
@@ -215,7 +216,7 @@ def _hub_names(config: Config, root: RootRecord) -> HubNames:
             "the run does not say which class of transformers it trains: write its tensors with "
             "--to FILE.safetensors"
         )
-    return HubNames(config, root.choices.model)
+    return HubNames(config, root.choices.model, read_origin(run))
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,40 @@ def test_what_a_checkpoint_holds_twice_goes_out_once(tmp_path: Path) -> None:
     assert_same_bits(exact, {n: again[n] for n in exact})
 
 
+def test_a_checkpoint_that_is_another_one_is_refused(tmp_path: Path) -> None:
+    """Its names would be wrong; weights that came after the run began are none of its own."""
+    base = saved(LLAMA, tmp_path / "base")
+    run_dir = run_on(base, tmp_path / "run", train={"steps": 0})
+    saved({**LLAMA, "num_hidden_layers": 2}, tmp_path / "other")
+    for file in ("model.safetensors",):
+        (tmp_path / "other" / file).replace(base / file)
+    with pytest.raises(ConfigError, match="are not those that the run began from, and the names"):
+        export_weights(run_dir, tmp_path / "out", None)
+    (base / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="are not those that the run began from"):
+        export_weights(run_dir, tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()
+    drawn = run_on(base, tmp_path / "drawn", train={"steps": 0})
+    saved(BERT, tmp_path / "bert")
+    (tmp_path / "bert" / "model.safetensors").replace(base / "model.safetensors")
+    export_weights(drawn, tmp_path / "out", None)
+    assert stored(tmp_path / "out").keys() == weights(drawn).keys()
+
+
+def test_a_carried_tensor_that_has_changed_is_refused(tmp_path: Path) -> None:
+    """It would be of another model than the rest."""
+    config = transformers.BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"})
+    base = tmp_path / "base"
+    transformers.BertModel(config).save_pretrained(base)
+    model = {"architecture": "BertForMaskedLM"}
+    run_dir = run_on(base, tmp_path / "run", model=model, train={"steps": 0})
+    tensors = stored(base)
+    tensors["pooler.dense.weight"] += 1
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"pooler\.dense\.\w+, which is not trained, would be"):
+        export_weights(run_dir, tmp_path / "out", None)
+
+
 def test_the_dtype_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     """Or the one that is asked for; the largest file is as asked too."""
     base = saved(LLAMA, tmp_path / "base", dtype=torch.bfloat16)
