@@ -11,8 +11,13 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-__all__ = ["process_pool"]
+__all__ = ["NEEDS_GUARD", "process_pool"]
 
+NEEDS_GUARD = (
+    'A script that calls swaptrain needs `if __name__ == "__main__":` around its call, since each '
+    "process imports the script"
+)
+"""What a message says when such processes end at once."""
 _WATCH_S = 1.0
 
 

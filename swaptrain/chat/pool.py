@@ -20,7 +20,7 @@ from swaptrain.chat.encode import EncodeSettings, RowEncoder
 from swaptrain.chat.files import read_rows
 from swaptrain.chat.refusal import RowError, refused
 from swaptrain.chat.tokens import Encoded
-from swaptrain.processes import process_pool
+from swaptrain.processes import NEEDS_GUARD, process_pool
 from swaptrain.units import GIB
 
 __all__ = ["encode_files"]
@@ -99,7 +99,7 @@ def _rows(
             chunk.path,
             f"{chunk.places[0]} to {chunk.places[-1]}",
             "the process that encodes these rows was ended: one of them, or the chat template, "
-            f"takes more than {settings.most_chunk_s} s or {_MOST_BYTES // GIB} GiB",
+            f"takes more than {settings.most_chunk_s} s or {_MOST_BYTES // GIB} GiB. {NEEDS_GUARD}",
         ) from error
     end = 0
     for length in found.lengths.tolist():

@@ -26,6 +26,7 @@ _FREE = (
     "store.commit.lag",
     "store.verify",
     "train.check_capture",
+    "train.epochs",
     "train.steps",
     "train.recompute",
 )
@@ -67,8 +68,7 @@ def with_recorded(old: Config, new: Config) -> Config:
 
     That is `optimizer.schedule.decay_steps`, whose default is the first `train.steps`, and
     `data.packing`, `train.loss_weighting` and `store.commit.unit`, whose defaults depend on the
-    model. `old` is the
-    config as recorded in `run.dir/config.yaml`.
+    model. `old` is the config as recorded in `run.dir/config.yaml`.
     """
     if new.store.commit.unit is None:
         commit = new.store.commit.model_copy(update={"unit": old.store.commit.unit})

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from swaptrain.data.batches import Batches
 from swaptrain.data.python_dataset import load_collate, load_dataset
 from swaptrain.data.seeded import CONSTRUCTION_SEED, seeded
-from swaptrain.errors import RunError
-from swaptrain.processes import process_pool
+from swaptrain.errors import RunError, SwaptrainError
+from swaptrain.processes import NEEDS_GUARD, process_pool
 
 __all__ = ["AheadSettings", "BatchesAhead"]
 
@@ -94,7 +94,8 @@ class BatchesAhead:
         except BrokenProcessPool as error:
             raise RunError(
                 f"a process that makes micro-batches of {self._settings.name} has died: does it "
-                "need more memory than there is? Lower data.workers, and run the command again"
+                "need more memory than there is? Lower data.workers, and run the command again. "
+                f"{NEEDS_GUARD}"
             ) from error
         return {key: sent.tensor() for key, sent in found.items()}
 
@@ -108,17 +109,21 @@ class BatchesAhead:
         return [divmod(number, count) for number in range(first, first + self._ahead)]
 
 
-_batches: Batches | None = None
-"""Of this process, one of the pool's."""
+_batches: Batches | SwaptrainError | None = None
+"""Of this process, one of the pool's: or why there are none."""
 
 
 def _begin(settings: AheadSettings) -> None:
     """Make this process ready."""
     global _batches
     torch.set_num_threads(1)
-    _batches = settings.open()
+    try:
+        _batches = settings.open()
+    except SwaptrainError as error:  # said by the first batch: a pool only says that it is broken
+        _batches = error
 
 
 def _make(place: tuple[int, int]) -> dict[str, _Flattened]:
-    assert _batches is not None
+    if not isinstance(_batches, Batches):
+        raise RunError(f"a process of data.workers cannot begin: {_batches}")
     return {key: _Flattened.of(value) for key, value in _batches.batch(*place).items()}

@@ -252,7 +252,7 @@ class Batches:
                 found = self._function(items)
         except SwaptrainError:
             raise
-        except Exception as cause:
+        except Exception as cause:  # the dataset and the function are the user's
             raise error(f"{name}: {type(cause).__name__}: {cause}") from cause
         batch = _tensors(found, name, error)
         for key, tensor in batch.items():
@@ -271,7 +271,7 @@ class Batches:
                 return self._read(epoch, index)
         except SwaptrainError:
             raise
-        except Exception as cause:
+        except Exception as cause:  # the dataset and the function are the user's
             raise error(
                 f"item {index} of {self._name} cannot be read: {type(cause).__name__}: {cause}"
             ) from cause

@@ -24,7 +24,7 @@ def load_dataset(target: str, kwargs: Mapping[str, Any], *, key: str = "data.pyt
     found = _function(target, key)
     try:
         dataset = found(**kwargs)
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(f"{key}: {target} failed: {type(error).__name__}: {error}") from error
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if missing:
@@ -34,7 +34,7 @@ def load_dataset(target: str, kwargs: Mapping[str, Any], *, key: str = "data.pyt
         )
     try:
         len(dataset)
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(
             f"{key}: the dataset of {target} has no length: {type(error).__name__}: {error}"
         ) from error
@@ -57,7 +57,7 @@ def _function(target: str, key: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(
             f"{key}: {module_name} does not import from {here}: {type(error).__name__}: {error}"
         ) from error

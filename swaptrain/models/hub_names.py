@@ -26,8 +26,7 @@ from swaptrain.models.factory import described
 from swaptrain.models.pretrained import Pretrained
 from swaptrain.models.quantization import to_numpy
 from swaptrain.models.transformers_model import hugging_face_factory
-from swaptrain.store.format.bfloat16 import numpy_dtype
-from swaptrain.store.read.safetensors import StreamedTensor
+from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
 
 __all__ = ["HubNames"]
 
@@ -234,11 +233,10 @@ def _carried(checkpoint: Checkpoint, name: str, dtype: str) -> StreamedTensor:
 
     def pieces() -> Iterator[NDArray[Any]]:
         if not stored.shape:
-            whole = to_numpy(checkpoint.read(name))
-            yield whole.astype(numpy_dtype(target), copy=False)
+            yield cast_piece(to_numpy(checkpoint.read(name)), target, name)
         for first, last in checkpoint.row_blocks(name):
             rows = to_numpy(checkpoint.read_rows(name, first, last))
-            yield rows.astype(numpy_dtype(target), copy=False)
+            yield cast_piece(rows, target, name)
 
     item_bytes = _ITEM_BYTES.get(target) or np.dtype(target).itemsize
     return StreamedTensor(name, target, stored.shape, stored.numel * item_bytes, pieces())

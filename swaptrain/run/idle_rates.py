@@ -36,8 +36,8 @@ def check_rates(config: Config, done: int) -> str | None:
     """Return what a start says of steps with the rate 0, of those that are left; None for nothing.
 
     While the number of steps is not known yet it is nothing. `done` is the last step that the run
-    has completed. Raises ConfigError where every step that is
-    left has the rate 0, but for the last one of a schedule that was begun: a run ends with it.
+    has completed. Raises ConfigError where every step that is left has the rate 0, but for the last
+    one of a schedule that was begun: a run ends with it.
     """
     if config.train.steps is None:
         return None

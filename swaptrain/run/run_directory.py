@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
 from swaptrain.data.record import RunRecord
-from swaptrain.errors import RunError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.plan.prepare import recorded_config
 from swaptrain.run.go_back import complete_going_back
 from swaptrain.run.run_names import check_files, check_own
@@ -39,8 +39,12 @@ class RunDirectory:
         """The config that the run was created with, or went on with last."""
         if self.recorded is not None:
             record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
-            if record.items:
-                config = config.with_steps_of(record.items)
+            if config.train.epochs is not None and not record.items:
+                raise ConfigError(
+                    f"train.epochs: {run_dir} does not say how many items its data has, since an "
+                    "earlier version began it: give train.steps"
+                )
+            config = config.with_steps_of(record.items)
             config = check_resume(self.recorded, config, accept_change=accept_change)
         self.config = config.resolved()
         """The config of this start; `train.epochs` of a new run become steps with its data."""

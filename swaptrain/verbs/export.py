@@ -17,7 +17,6 @@ from swaptrain.program.quantized import is_scales, quantized_tensors
 from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec, contiguous
 from swaptrain.store.access.lock import LockOwner
-from swaptrain.store.format.bfloat16 import numpy_dtype
 from swaptrain.store.format.origin import read_origin
 from swaptrain.store.format.root import QuantizedRecord, RootRecord, read_buffers
 from swaptrain.store.format.state_record import SlotRecord, TableRow
@@ -27,7 +26,7 @@ from swaptrain.store.read.held_segments import Held, check_held
 from swaptrain.store.read.live_store import LiveStore, look
 from swaptrain.store.read.reader import ChunkReader, read_tensor
 from swaptrain.store.read.run_position import Phase, RunPosition, read_position
-from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
+from swaptrain.store.read.safetensors import StreamedTensor, cast_piece, write_safetensors
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.units import format_size
@@ -350,7 +349,7 @@ def _parameter(
                 yield _join(high, low)
         else:
             for piece in upper:
-                yield _cast(piece, target, tensor.name)
+                yield cast_piece(piece, target, tensor.name)
 
     return StreamedTensor(
         tensor.name, target, tensor.shape, tensor.numel * ITEMSIZE[target], pieces()
@@ -379,21 +378,9 @@ def _decoded(
         found = read_tensor(source.reader(codes.array), tensor, codes.offset)
         whole = np.concatenate(list(read_tensor(source.reader(scales.array), table, scales.offset)))
         for piece in decoded_pieces(found, whole, record.form, record.shape, record.dtype):
-            yield _cast(piece, target, codes.name)
+            yield cast_piece(piece, target, codes.name)
 
     return StreamedTensor(codes.name, target, record.shape, numel * ITEMSIZE[target], pieces())
-
-
-def _cast(piece: NDArray[Any], target: str, name: str) -> NDArray[Any]:
-    """Return a piece in another dtype; raises ConfigError where float16 has no such number."""
-    with np.errstate(over="ignore"):  # said below, with the tensor's name
-        found = piece.astype(numpy_dtype(target), copy=False)
-    if target == "float16" and (np.isinf(found) & np.isfinite(piece)).any():
-        raise ConfigError(
-            f"--dtype float16: {name} has numbers beyond 65,504, the largest of float16: take "
-            "bfloat16 or float32"
-        )
-    return found
 
 
 def _join(high: NDArray[Any], low: NDArray[np.uint16]) -> NDArray[np.float32]:

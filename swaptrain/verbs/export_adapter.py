@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from swaptrain.errors import ConfigError
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
 from swaptrain.store.format.root import AdapterRecord, MergeRecord
-from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
+from swaptrain.store.read.safetensors import StreamedTensor, check_float16, write_safetensors
 
 __all__ = ["adapter_of", "merged_tensors", "write_adapter"]
 
@@ -76,7 +76,10 @@ def _merged(
         whole = np.concatenate(list(exact[name].pieces))
         return torch.from_numpy(whole).reshape(exact[name].shape)
 
-    yield from merged_rows(merge, record.fields, tensor.shape, _rows(tensor), value)
+    for piece in merged_rows(merge, record.fields, tensor.shape, _rows(tensor), value):
+        if tensor.dtype == "float16":  # it is merged in that dtype
+            check_float16(piece, merge.weight)
+        yield piece
 
 
 def _rows(tensor: StreamedTensor) -> Callable[[int, int], Any]:

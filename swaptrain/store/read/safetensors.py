@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.access.lock import is_named, open_lock_file, try_lock
 from swaptrain.store.disk.durable_files import flush_directory, free_bytes, run_error
+from swaptrain.store.format.bfloat16 import numpy_dtype
 from swaptrain.units import format_size
 
-__all__ = ["DTYPE_NAMES", "StreamedTensor", "write_safetensors"]
+__all__ = ["DTYPE_NAMES", "StreamedTensor", "cast_piece", "check_float16", "write_safetensors"]
 
 DTYPE_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -83,6 +84,27 @@ def write_safetensors(path: Path, tensors: Sequence[StreamedTensor]) -> int:
             raise run_error(error, path, "write", total_bytes) from error
     flush_directory(path.parent)
     return total_bytes
+
+
+def cast_piece(piece: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
+    """Return a piece in another dtype; raises ConfigError where float16 has no such number.
+
+    `name`: the tensor's, for the message.
+    """
+    with np.errstate(over="ignore"):  # said below, with the tensor's name
+        found = piece.astype(numpy_dtype(dtype), copy=False)
+    if dtype == "float16":
+        check_float16(found, name)
+    return found
+
+
+def check_float16(piece: NDArray[Any], name: str) -> None:
+    """Raise ConfigError where a number of a piece has become infinite."""
+    if np.isinf(piece).any():
+        raise ConfigError(
+            f"--dtype float16: {name} has numbers beyond 65,504, the largest of float16: take "
+            "bfloat16 or float32"
+        )
 
 
 @contextmanager
