@@ -115,6 +115,26 @@ def test_a_process_that_dies_is_an_error(tmp_path: Path) -> None:
             batches.batch(step, 0)
 
 
+@pytest.mark.trains
+def test_a_dataset_that_fails_in_another_process_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says itself, not that a process has died."""
+    (tmp_path / "only_once.py").write_text(
+        "import os\nfrom tests.data.test_ahead import Drawn\n"
+        "def items():\n"
+        f"    if os.getpid() != {os.getpid()}: raise OSError('no second connection')\n"
+        "    return Drawn()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    batches = opened(config(python="only_once:items", workers=1), tmp_path / "run")
+    try:
+        with pytest.raises(RunError, match=r"cannot begin: .*no second connection"):
+            batches.batch(1, 0)
+    finally:
+        batches.close()
+
+
 def test_a_function_collates(tmp_path: Path) -> None:
     """Items may be anything; its draws are the same at each reading."""
     settings = config(python=f"{__name__}:texts", collate=f"{__name__}:padded")

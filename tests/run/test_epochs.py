@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,26 @@ def test_no_step_leaves_the_initial_weights(tmp_path: Path) -> None:
     whole = trained(small(tmp_path / "whole", {"steps": 3}, **cosine))
     assert losses(run_dir) == losses(whole)
     assert_same_bits(weights(run_dir), weights(whole))
+
+
+@pytest.mark.trains
+def test_a_run_that_does_not_know_its_items_asks_for_steps(tmp_path: Path) -> None:
+    """Begun by an earlier version, whose record of the data has no such number."""
+    run_dir = trained(small(tmp_path / "run", {"steps": 1}))
+    record = run_dir / "data" / "train.json"
+    content = json.loads(record.read_text())
+    del content["items"]
+    record.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"train\.epochs: .* give train\.steps"):
+        trained(small(tmp_path / "run", {"epochs": 2}))
+    trained(small(tmp_path / "run", {"steps": 2}))
+
+
+@pytest.mark.trains
+def test_a_new_run_of_epochs_is_planned(tmp_path: Path) -> None:
+    """Before its items are counted, with a schedule that needs the steps."""
+    cosine = {"optimizer": {"schedule": {"name": "cosine", "warmup_ratio": 0.1}}}
+    assert plan(small(tmp_path / "run", {"epochs": 2}, **cosine)).idle_steps is None
 
 
 @pytest.mark.trains

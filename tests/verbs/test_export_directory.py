@@ -197,6 +197,19 @@ def test_numbers_that_float16_has_not_are_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("out*")) == []
 
 
+def test_a_carried_number_that_float16_has_not_is_refused(tmp_path: Path) -> None:
+    """What is not trained is looked at too."""
+    config = transformers.BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"})
+    transformers.BertModel(config).save_pretrained(tmp_path / "base")
+    tensors = stored(tmp_path / "base")
+    tensors["pooler.dense.bias"][0] = 1e6
+    save_file(tensors, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    model = {"architecture": "BertForMaskedLM"}
+    run_dir = run_on(tmp_path / "base", tmp_path / "run", model=model, train={"steps": 0})
+    with pytest.raises(ConfigError, match=r"pooler\.dense\.bias has numbers beyond 65,504"):
+        export_weights(run_dir, tmp_path / "out", "float16")
+
+
 def test_what_is_no_model_of_the_hub_is_refused(tmp_path: Path) -> None:
     """A function's model has no config.json; adapters have two forms, and both are named."""
     run_dir = run_on(LLAMA, tmp_path / "adapters", lora={"r": 2, "target_modules": ["q_proj"]})
