@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from swaptrain.chat.refusal import RowError
 from swaptrain.chat.rows import Conversation, Document, Prompted, Ready, Row, parse_row
 from swaptrain.chat.template import ChatTemplate, read_template
 from swaptrain.chat.tokens import ChatTokenizer, Encoded
-from swaptrain.chat.turns import TrainOn, trained_turns
+from swaptrain.chat.turns import TrainOn, is_altered, trained_turns
 
 __all__ = ["EncodeSettings", "RowEncoder"]
 
@@ -103,7 +103,7 @@ class RowEncoder:
                 last_only=settings.mask_history,
                 special=tokenizer.special_texts,
             )
-            return tokenizer.encode(text, spans)
+            return replace(tokenizer.encode(text, spans), altered=is_altered(row, text))
         if isinstance(row, Document):
             if settings.train_on not in (None, "all"):
                 raise RowError(

@@ -68,6 +68,7 @@ class Packer:
             self._report.dropped += 1
             return
         self._report.add(len(row.ids), taken, trained)
+        self._report.altered += row.altered
         self._waiting.append(coded(row.ids[:taken], row.trained[:taken]))
         self._waiting_tokens += taken
         if not self._several or self._waiting_tokens >= _WINDOW_TOKENS:

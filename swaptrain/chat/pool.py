@@ -42,11 +42,12 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _EncodedChunk:
-    """Rows after each other, how long each is, and the first that was refused."""
+    """Rows after each other, how long each is, whether it is altered; the first refused one."""
 
     ids: NDArray[np.uint32]
     trained: NDArray[np.bool_]
     lengths: NDArray[np.int64]
+    altered: list[bool]
     refusal: tuple[int, str] | None
 
 
@@ -102,9 +103,9 @@ def _rows(
             f"takes more than {settings.most_chunk_s} s or {_MOST_BYTES // GIB} GiB. {NEEDS_GUARD}",
         ) from error
     end = 0
-    for length in found.lengths.tolist():
+    for length, altered in zip(found.lengths.tolist(), found.altered, strict=True):
         begin, end = end, end + length
-        yield Encoded(found.ids[begin:end], found.trained[begin:end])
+        yield Encoded(found.ids[begin:end], found.trained[begin:end], altered)
     if found.refusal is not None:
         number, why = found.refusal
         raise refused(key, chunk.path, chunk.places[number], why)
@@ -168,5 +169,6 @@ def _encode(rows: list[bytes]) -> _EncodedChunk:
         np.concatenate([row.ids for row in done] or [np.zeros(0, dtype=np.uint32)]),
         np.concatenate([row.trained for row in done] or [np.zeros(0, dtype=np.bool_)]),
         np.array([len(row.ids) for row in done], dtype=np.int64),
+        [row.altered for row in done],
         refusal,
     )

@@ -25,6 +25,8 @@ class Report:
     """Rows of more tokens than a sequence."""
     dropped: int = 0
     """Rows in which no token is trained."""
+    altered: int = 0
+    """Rows with a message that the chat template leaves out or writes otherwise."""
     sequences: int = 0
     """Items that the rows were laid into."""
 
@@ -58,6 +60,11 @@ class Report:
         )
         if self.truncated:
             text += f"; {self.truncated:,} rows are longer than a sequence and were cut"
+        if self.altered:
+            text += (
+                f"; in {self.altered:,} rows the chat template leaves a message out, or writes it "
+                "otherwise"
+            )
         if self.dropped:
             text += f"; {self.dropped:,} rows have nothing to train and were left out"
         return text

@@ -28,6 +28,8 @@ class Encoded:
 
     ids: NDArray[np.uint32]
     trained: NDArray[np.bool_]
+    altered: bool = False
+    """Whether the template left a message out, or wrote it otherwise."""
 
 
 def special_tokens(directory: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from swaptrain.chat.refusal import RowError
 from swaptrain.chat.rows import Conversation
 from swaptrain.chat.template import Characters, ChatTemplate
 
-__all__ = ["TrainOn", "trained_turns"]
+__all__ = ["TrainOn", "is_altered", "trained_turns"]
 
 TrainOn = Literal["assistant", "completion", "all"]
 
@@ -63,6 +63,12 @@ def trained_turns(
             "turns of the assistant: which one is which cannot be told"
         )
     return text, [marked[turns.index(i)] for i in wanted]
+
+
+def is_altered(conversation: Conversation, text: str) -> bool:
+    """Whether the text lacks what a message says: a role that a template passes over, thoughts."""
+    contents = [message["content"] for message in conversation.messages]
+    return any(isinstance(said, str) and said.strip() not in text for said in contents)
 
 
 def _turn(template: ChatTemplate, conversation: Conversation, text: str, i: int) -> Characters:

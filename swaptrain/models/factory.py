@@ -40,6 +40,8 @@ class Factory:
     """Gives the same architecture with at most so many layers; None where it has no more."""
     keeps_rows_apart: Callable[[], bool] = lambda: False
     """Tries whether rows that share a sequence stay apart; False where that cannot be tried."""
+    reads_padding: Callable[[], bool] = lambda: False
+    """Tries whether a row's loss changes with its padding; False where that cannot be tried."""
     classes: Callable[[], str] = lambda: ""
     """Says which other classes do the job, where the model turns out to give no loss."""
 

@@ -25,7 +25,7 @@ from swaptrain.models.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.models.classes import Job, choose_class, fitting
 from swaptrain.models.factory import Factory, described
 from swaptrain.models.fewer_layers import most_layers, with_fewer_layers
-from swaptrain.models.trials.rows_apart import keeps_rows_apart
+from swaptrain.models.trials.rows_apart import keeps_rows_apart, reads_padding
 
 __all__ = ["hugging_face_factory", "job_of"]
 
@@ -104,7 +104,8 @@ def hugging_face_factory(
 
     return Factory(
         make, vocabulary, cls.__name__, checkpoint, _positions(hf_config), fewer_layers,
-        partial(keeps_rows_apart, cls, hf_config), lambda: fitting(hf_config, job),
+        partial(keeps_rows_apart, cls, hf_config), partial(reads_padding, cls, hf_config),
+        lambda: fitting(hf_config, job),
     )  # fmt: skip
 
 

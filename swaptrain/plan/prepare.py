@@ -106,9 +106,9 @@ def _with_packing(config: Config, factory: Factory, note: Callable[[str], None])
 
     A run that exists has it recorded.
     """
-    if config.data.chat is None or config.data.packing is False:
+    if config.data.chat is None:
         return config
-    apart = factory.keeps_rows_apart()
+    apart = config.data.packing is not False and factory.keeps_rows_apart()
     if config.data.packing and not apart:
         raise ConfigError(
             f"data.packing is true, and a trial does not show that {factory.description} keeps "
@@ -118,6 +118,12 @@ def _with_packing(config: Config, factory: Factory, note: Callable[[str], None])
         note(
             f"each row has a sequence of its own, with padding: a trial does not show that "
             f"{factory.description} keeps rows of one sequence apart"
+        )
+    if not apart and factory.reads_padding():
+        raise ConfigError(
+            f"data.chat: rows are padded for {factory.description}, and a trial shows that its "
+            "loss changes with the padding, as where routers have a loss of their own "
+            "(output_router_logits): set that to false, or give items by data.python"
         )
     data = config.data.model_copy(update={"packing": apart})
     return config.model_copy(update={"data": data})

@@ -114,6 +114,15 @@ def test_what_a_row_and_the_config_say_against_each_other_is_refused(
         trained(make_tokenizer(CHATML), row, **settings)
 
 
+def test_a_message_that_a_template_passes_over_is_seen(make_tokenizer: MakeTokenizer) -> None:
+    """It is as the template has it, and it is counted and said."""
+    system = {"role": "system", "content": "Be kind."}
+    directory = make_tokenizer(TEMPLATES["zephyr"].source)
+    for messages, altered in ((CONVERSATION, False), ([system, *CONVERSATION], True)):
+        row = json.dumps({"messages": messages}).encode()
+        assert RowEncoder(EncodeSettings(directory)).encode(row).altered is altered
+
+
 def test_empty_turns_and_tools(make_tokenizer: MakeTokenizer) -> None:
     """An empty answer is its end; what a tool says is not trained, a call of it is."""
     directory = make_tokenizer(CHATML)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from swaptrain.models.trials.rows_apart import keeps_rows_apart
+from swaptrain.models.trials.rows_apart import keeps_rows_apart, reads_padding
 from tests.models.test_lora import GEMMA3
 from tests.models.test_pretrained import MIXTRAL
 from tests.whole.test_exactness import GPT2, LLAMA
@@ -39,6 +39,20 @@ def test_attention_keeps_rows_apart(fields: dict[str, Any]) -> None:
 def test_a_state_runs_through_all_rows() -> None:
     """A recurrent model reads what came before, whatever the positions are."""
     assert not trial(MAMBA)
+
+
+def test_a_loss_of_all_tokens_reads_the_padding() -> None:
+    """The routers' own loss counts every token; without it padding is no matter."""
+    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    for fields, reads in (
+        ({**MIXTRAL, "output_router_logits": True, "router_aux_loss_coef": 1.0}, True),
+        (MIXTRAL, False),
+        (MAMBA, False),
+        (LLAMA, False),
+    ):
+        config = transformers.AutoConfig.for_model(**fields)
+        config.use_cache = False
+        assert reads_padding(mapping[type(config)], config) is reads
 
 
 def test_a_model_that_leaks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

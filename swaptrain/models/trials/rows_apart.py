@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.models.trials.tiny import randomise, tiny_model
 
-__all__ = ["keeps_rows_apart"]
+__all__ = ["keeps_rows_apart", "reads_padding"]
 
 _LENGTHS = (7, 9, 8)
 """Tokens of the rows."""
@@ -44,12 +44,44 @@ def keeps_rows_apart(cls: type, config: object) -> bool:
             return False
 
 
-def _rows_are_apart(model: nn.Module) -> bool:
+def reads_padding(cls: type, config: object) -> bool:
+    """Return whether the loss of a row changes with what pads it to a length.
+
+    As it does where a loss counts all tokens: of routers, say. False where it cannot be asked.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = tiny_model(cls, config)
+        if model is None:
+            return False
+        with torch.no_grad():
+            randomise(model, 1.0)
+        try:
+            return _padding_is_read(model)
+        except Exception:  # a forward may refuse this batch in any way
+            return False
+
+
+def _padding_is_read(model: nn.Module) -> bool:
+    ids, other = _tokens(model)
+    row = slice(0, _LENGTHS[0])
+    padded = torch.cat([ids[:, row], other[:, row.stop :]], dim=1)
+    loss, _ = _of_row(model, ids, None, row)
+    again, _ = _of_row(model, padded, None, row)
+    return bool(abs(loss - again) > _TOLERANCE * (1 + abs(loss)))
+
+
+def _tokens(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return ids [1, T] of three rows, and others of which each differs."""
     embeddings: Any = model
     vocabulary = int(embeddings.get_input_embeddings().weight.shape[0])
     low, high = min(64, vocabulary // 2), min(128, vocabulary)
-    ids = torch.randint(low, high, (1, sum(_LENGTHS)))  # [1, T]
-    other = low + (ids - low + 1 + (high - low) // 3) % (high - low)  # [1, T], another everywhere
+    ids = torch.randint(low, high, (1, sum(_LENGTHS)))
+    return ids, low + (ids - low + 1 + (high - low) // 3) % (high - low)
+
+
+def _rows_are_apart(model: nn.Module) -> bool:
+    ids, other = _tokens(model)
     positions = torch.cat([torch.arange(length) for length in _LENGTHS])[None]  # [1, T]
     begin = 0
     for length in _LENGTHS:
@@ -69,7 +101,9 @@ def _rows_are_apart(model: nn.Module) -> bool:
     return True
 
 
-def _of_row(model: nn.Module, ids: Tensor, positions: Tensor, row: slice) -> tuple[Tensor, Tensor]:
+def _of_row(
+    model: nn.Module, ids: Tensor, positions: Tensor | None, row: slice
+) -> tuple[Tensor, Tensor]:
     """Return the loss of one row, and the gradient of its inputs, [1, tokens of the row, H]."""
     labels = torch.full_like(ids, -100)
     labels[:, row] = ids[:, row]
@@ -83,7 +117,9 @@ def _of_row(model: nn.Module, ids: Tensor, positions: Tensor, row: slice) -> tup
     embeddings: Any = model
     hook = embeddings.get_input_embeddings().register_forward_hook(keep)
     try:
-        batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        batch = {"input_ids": ids, "labels": labels}
+        if positions is not None:
+            batch["position_ids"] = positions
         loss = loss_of(model(**batch), model, tuple(batch))
     finally:
         hook.remove()
