@@ -7,6 +7,7 @@ others without one but for the mapped base. Prints medians of a step after warm-
     pip install -e '.[lora]'
     python scripts/bench/bench_lora.py
     python scripts/bench/bench_lora.py --case 270m-8 --systems swaptrain checkpointing
+    python scripts/bench/bench_lora.py --device cuda --case gpu-1.3b-8
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ CASES = {
     "270m-8": Case("270m", 8, "700MiB", "1GiB"),
     "270m-16": Case("270m", 16, "700MiB", "1GiB"),
     "1.3b-1": Case("1.3b", 1, "2GiB", "3GiB"),
+    "gpu-1.3b-8": Case("1.3b", 8, "3GiB", "4GiB"),
     "small": Case("4m", 2, "200MiB", "1GiB"),
 }
 
@@ -79,7 +81,7 @@ def measure(case: Case, system: str, options: argparse.Namespace, job: Path, wor
         return measure_swaptrain(case, system, options, job, work)
     command = [sys.executable, str(PEERS / "lora.py"), f"--job={job}", f"--work={work / system}"]
     command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
-    command += [f"--steps={options.warmup + options.steps}", system]
+    command += [f"--steps={options.warmup + options.steps}", f"--device={options.device}", system]
     limit = parse_size(case.mapped_limit) if system == "mapped" and options.limit else None
     done = run_limited(command, limit, options.environment)
     rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("STEP ")]
@@ -93,7 +95,7 @@ def measure_swaptrain(
     run_dir, config = work / "swaptrain", work / "swaptrain.yaml"
     steps = options.warmup + options.steps
     tree: dict[str, Any] = swaptrain_config(
-        job, run_dir, micro_batches=case.micro_batches, steps=steps
+        job, run_dir, micro_batches=case.micro_batches, steps=steps, device=options.device
     )
     if system != "swaptrain":
         tree["model"]["base"] = system
@@ -122,11 +124,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    usual = [name for name in CASES if name != "small"]
+    usual = [name for name in CASES if name != "small" and not name.startswith("gpu")]
     parser.add_argument("--case", nargs="+", choices=CASES, default=usual, metavar="CASE",
-                        help=f"of {', '.join(CASES)}; default: all but small")  # fmt: skip
+                        help=f"of {', '.join(CASES)}; default: all but small and gpu")  # fmt: skip
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM",
                         help=f"of {', '.join(SYSTEMS)}; default: all")  # fmt: skip
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
+                        help="what every system computes on (default cpu)")  # fmt: skip
     parser.add_argument("--host", help="memory.host instead of the case's")
     parser.add_argument("--recompute", action="store_true", help="let no segment save")
     parser.add_argument("--steps", type=int, default=4, help="steps measured (default 4)")

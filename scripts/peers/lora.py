@@ -23,7 +23,7 @@ def main() -> None:
     job = options(__doc__ or "")
     model = empty_model(job)
     _load(model, job.job / "model.safetensors", mapped=kind == "mapped")
-    adapted = _with_adapters(model)
+    adapted = _with_adapters(model).to(job.device)
     if kind != "plain":
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -34,6 +34,7 @@ def main() -> None:
         meter.begin()
         losses = []
         for ids in micro_batches:
+            ids = ids.to(job.device)
             loss = model(input_ids=ids, labels=ids).loss
             (loss / len(micro_batches)).backward()
             losses.append(float(loss.detach()))

@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
 
+DETERMINISTIC = {"deterministic": True}
+
 
 def _tree(model: str, settings: str, host: str, **train: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {**MODELS[model], **SETTINGS[settings], "device": "cuda"}
@@ -52,3 +54,43 @@ def test_the_loss_falls_as_on_the_cpu(tmp_path: Path) -> None:
     cuda = losses(trained(config_of(tmp_path / "cuda", {**tree, "device": "cuda"})))
     cpu = losses(trained(config_of(tmp_path / "cpu", {**tree, "device": "cpu"})))
     assert cuda == pytest.approx(cpu, rel=1e-4)
+
+
+@pytest.mark.parametrize("base", [None, "int8", "nf4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_on_a_base_that_is_read(base: str | None, dtype: str, tmp_path: Path) -> None:
+    """Budgets change no bit; in float32 the losses are the CPU's to rounding."""
+    tree = {
+        "model": {"hf": LLAMA, "dtype": dtype, "base": base},
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
+        "data": {"python": "tests.support.datasets:text", "micro_batches": 2},
+        "optimizer": {"lr": 1e-2},
+        "train": {"steps": 3, "deterministic": True},
+        "device": "cuda",
+    }
+    small = {**tree, "memory": {"host": "640MiB", "segment": "16KiB"}}
+    small["train"] = {**tree["train"], "recompute": True}
+    large_dir = trained(config_of(tmp_path / "large", {**tree, "memory": {"host": "2GiB"}}))
+    small_dir = trained(config_of(tmp_path / "small", small))
+    assert losses(large_dir) == losses(small_dir)
+    assert_same_bits(weights(large_dir), weights(small_dir))
+    if dtype == "float32":
+        cpu = losses(trained(config_of(tmp_path / "cpu", {**tree, "device": "cpu"})))
+        assert losses(large_dir) == pytest.approx(cpu, rel=1e-4)
+
+
+def test_a_run_with_adapters_goes_on(tmp_path: Path) -> None:
+    """A run of two steps and two more has the bits of one of four."""
+    tree = {
+        "model": {"hf": LLAMA, "dtype": "bfloat16", "base": "nf4"},
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
+        "data": {"python": "tests.support.datasets:text"},
+        "device": "cuda",
+        "memory": {"host": "2GiB", "segment": "64KiB"},
+    }
+    whole = trained(config_of(tmp_path / "whole", {**tree, "train": DETERMINISTIC | {"steps": 4}}))
+    tree["train"] = DETERMINISTIC | {"steps": 2}
+    trained(config_of(tmp_path / "parts", tree))
+    tree["train"] = DETERMINISTIC | {"steps": 4}
+    parts = trained(config_of(tmp_path / "parts", tree))
+    assert_same_bits(weights(whole), weights(parts))
