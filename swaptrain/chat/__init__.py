@@ -12,5 +12,7 @@ from swaptrain.chat.encode import EncodeSettings
 from swaptrain.chat.packing import PAD, Packer, coded, decoded
 from swaptrain.chat.pool import encode_files
 from swaptrain.chat.report import Report
+from swaptrain.chat.tokens import ChatTokenizer
 
-__all__ = ["PAD", "EncodeSettings", "Packer", "Report", "coded", "decoded", "encode_files"]
+__all__ = ["PAD", "ChatTokenizer", "EncodeSettings", "Packer", "Report", "coded", "decoded"]
+__all__ += ["encode_files"]

@@ -82,6 +82,9 @@ class ModelConfig(Section):
     architecture: Text | None = None
     """A class of transformers, such as `BertForMaskedLM`, for `hf`. null: the one that the config's
     `architectures` name, or else that fits the data; where none or several do, they are listed."""
+    resize_to_tokenizer: bool = False
+    """true: where `data.tokenizer` has more tokens than the model of `hf`, its embeddings and head
+    grow to as many rows, as transformers' `resize_token_embeddings` grows them."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` factory."""
     constants: dict[str, Any] = {}
@@ -104,6 +107,8 @@ class ModelConfig(Section):
             raise ValueError("kwargs belong to python; write the arguments of hf into its config")
         if self.architecture is not None and self.hf is None:
             raise ValueError("architecture belongs to hf: it names a class of transformers")
+        if self.resize_to_tokenizer and self.hf is None:
+            raise ValueError("resize_to_tokenizer belongs to hf: a function makes its own table")
         if self.base_except is not None and self.base is None:
             raise ValueError("base_except belongs to base: int8 or nf4")
         return self
@@ -485,6 +490,11 @@ class Config(Section):
             raise ValueError(
                 f"memory.device is {format_size(self.memory.device)}, but device is cpu, where "
                 "only memory.host counts: set memory.device to null"
+            )
+        if self.model.resize_to_tokenizer and self.data.tokenizer == "bytes":
+            raise ValueError(
+                "model.resize_to_tokenizer needs data.tokenizer: the directory of the tokenizer "
+                "that has more tokens than the model"
             )
         splits, own = self.data.held_out is not None, self.eval is None or self.eval.own_source
         if self.eval is not None and not own and not splits:

@@ -66,7 +66,8 @@ class Conversations:
         if model_vocabulary is not None and self._tokenizer.vocabulary > model_vocabulary:
             raise ConfigError(
                 f"data.tokenizer: {directory} has {self._tokenizer.vocabulary:,} ids, the model's "
-                f"vocabulary has {model_vocabulary:,}: take the model's own tokenizer"
+                f"vocabulary has {model_vocabulary:,}: take the model's own tokenizer, or set "
+                "model.resize_to_tokenizer"
             )
         self._settings = EncodeSettings(
             directory,

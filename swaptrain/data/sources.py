@@ -221,8 +221,8 @@ def fitting_tokenizer(config: DataSettings, model_vocabulary: int | None) -> Tok
     if model_vocabulary is not None and tokenizer.vocabulary > model_vocabulary:
         raise ConfigError(
             f"data.tokenizer: {tokenizer.name} has {tokenizer.vocabulary} ids, the model's"
-            f" vocabulary has {model_vocabulary}: set the model's vocab_size to"
-            f" {tokenizer.vocabulary} or more, or take its own tokenizer"
+            f" vocabulary has {model_vocabulary}: set model.resize_to_tokenizer, the model's"
+            f" vocab_size to {tokenizer.vocabulary} or more, or take its own tokenizer"
         )
     return tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from swaptrain.errors import ConfigError
 from swaptrain.units import format_size
 
 __all__ = ["check_unchanged", "document_tokens", "tokenised", "tokens_on_disk", "too_short"]
+
+_SAID_EVERY_S = 10.0
 
 
 def tokenised(
@@ -38,7 +41,7 @@ def tokenised(
     def build(path: Path) -> tuple[int, Mapping[str, Any]]:
         size_bytes = sum(file.size_bytes for file in files)
         note(f"tokenising {len(files):,} files, {format_size(size_bytes)}")
-        pieces = document_tokens(files, tokenizer, key)
+        pieces = document_tokens(files, tokenizer, key, done=_HowFar(files, note).done)
         length = write_token_array(path, pieces, tokenizer.vocabulary)
         if length < at_least:
             raise too_short(key, length, at_least)
@@ -48,6 +51,25 @@ def tokenised(
     return built_once(root, digest, tokenizer.vocabulary, build).tokens
 
 
+class _HowFar:
+    """Says from time to time how much of a corpus is tokenised."""
+
+    def __init__(self, files: Sequence[CorpusFile], note: Callable[[str], None]) -> None:
+        self._total_bytes, self._note = sum(file.size_bytes for file in files), note
+        self._done_bytes = 0
+        self._begun = self._said = time.monotonic()
+
+    def done(self, file: CorpusFile) -> None:
+        """A document is tokenised."""
+        self._done_bytes += file.size_bytes
+        now = time.monotonic()
+        if now - self._said > _SAID_EVERY_S:
+            self._said = now
+            per_s = format_size(self._done_bytes / (now - self._begun))
+            of = f"{format_size(self._done_bytes)} of {format_size(self._total_bytes)}"
+            self._note(f"{of} so far, {per_s} a second")
+
+
 def check_unchanged(files: Sequence[CorpusFile], key: str) -> None:
     """Raise ConfigError where a file is not what it was when its digest was taken."""
     for file in files:
@@ -55,17 +77,28 @@ def check_unchanged(files: Sequence[CorpusFile], key: str) -> None:
             raise ConfigError(f"{key}: {file.path} changed while it was read: start again")
 
 
-def document_tokens(files: Sequence[CorpusFile], tokenizer: Tokenizer, key: str) -> Iterator[Array]:
-    """Yield the ids of all documents in order, each followed by one end token, in small pieces."""
+def document_tokens(
+    files: Sequence[CorpusFile],
+    tokenizer: Tokenizer,
+    key: str,
+    *,
+    done: Callable[[CorpusFile], None] = lambda _: None,
+) -> Iterator[Array]:
+    """Yield the ids of all documents in order, each followed by one end token, in small pieces.
+
+    `done` hears of each document that has been given.
+    """
     end = np.array([tokenizer.end_token])
+    documents = tokenizer.documents(Path(file.path) for file in files)
     for file in files:
         try:
-            yield from tokenizer.pieces(Path(file.path))
+            yield from next(documents)
         except OSError as error:
             raise ConfigError(f"{key}: cannot read {file.path}: {error.strerror}") from error
         except NotTextError as error:
             raise ConfigError(f"{key}: {file.path} {error}") from error
         yield end
+        done(file)
 
 
 def tokens_on_disk(root: Path, digest: str, tokenizer: Tokenizer) -> int | None:

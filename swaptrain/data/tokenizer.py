@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,10 @@ from swaptrain.errors import ConfigError
 
 __all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "Tokenizer", "open_tokenizer"]
 
+Array = np.ndarray[Any, Any]
+
+_MOST_CHARACTERS = 2**22
+"""Of documents that are encoded together; a longer one is alone."""
 # Those of a tokenizer's files that decide its ids; the others (chat templates) do not.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -40,10 +44,10 @@ class Tokenizer(Protocol):
     def digest(self) -> str:
         """Names the mapping: equal digests, equal ids."""
 
-    def pieces(self, path: Path) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the ids of one document in pieces, without its end token.
+    def documents(self, paths: Iterable[Path]) -> Iterator[Iterable[Array]]:
+        """Yield, for each document in order, its ids in pieces, without its end token.
 
-        Raises OSError, and NotTextError for what is no text.
+        Where a document is asked for: raises OSError, and NotTextError for what is no text.
         """
 
 
@@ -59,14 +63,20 @@ class ByteTokenizer:
         self._as_is = as_is
         self.digest = "bytes as they are" if as_is else "bytes of text"
 
-    def pieces(self, path: Path) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the file's bytes as uint8 arrays of at most 1 MiB."""
+    def documents(self, paths: Iterable[Path]) -> Iterator[Iterable[Array]]:
+        """Yield the bytes of each file as uint8 arrays of at most 1 MiB."""
+        for path in paths:
+            yield self._pieces(path)
+
+    def _pieces(self, path: Path) -> Iterator[Array]:
         for piece in read_document(path, as_is=self._as_is):
             yield np.frombuffer(piece, dtype=np.uint8)
 
 
 class HuggingFaceTokenizer:
-    """A directory with tokenizer.json, as `save_pretrained` writes it; one document at a time.
+    """A directory with tokenizer.json, as `save_pretrained` writes it.
+
+    Documents of a few MiB together are encoded at a time, by as many threads as there are cores.
 
     No special tokens are added but the end token, the directory's `eos_token`, or its `sep_token`.
     Those that stand in a document are text, or with `parse_special` the tokens. Truncation and
@@ -110,21 +120,37 @@ class HuggingFaceTokenizer:
                 hashed.update(name.encode() + (directory / name).read_bytes())
         self.digest: str = hashed.hexdigest()
 
-    def pieces(self, path: Path) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the ids of one document as one uint32 array; it is held in memory as a whole.
+    def documents(self, paths: Iterable[Path]) -> Iterator[Iterable[Array]]:
+        """Yield the ids of each document as one uint32 array; it is held in memory as a whole."""
+        texts: list[str] = []
+        for path in paths:
+            try:
+                texts.append(self._text(path))
+            except (OSError, NotTextError):
+                yield from self._encoded(texts)  # those before it are whole
+                raise
+            if sum(map(len, texts)) >= _MOST_CHARACTERS:
+                yield from self._encoded(texts)
+                texts = []
+        yield from self._encoded(texts)
 
-        Raises OSError, and NotTextError for what is no text in UTF-8.
-        """
+    def _text(self, path: Path) -> str:
         content = b"".join(read_document(path, as_is=self._as_is))
         try:
-            text = content.decode("utf-8")
+            return content.decode("utf-8")
         except UnicodeDecodeError as error:
             dropped = path.stat().st_size - len(content)
             raise NotTextError(
                 f"is not UTF-8 (byte {error.start + dropped}): convert it, leave it out, or use "
                 "data.tokenizer: bytes"
             ) from error
-        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[Iterable[Array]]:
+        # Without the places of tokens in the text, which take as long again.
+        for found in self._backend.encode_batch_fast(texts, add_special_tokens=False):
+            yield self._checked(np.array(found.ids, dtype=np.uint32))
+
+    def _checked(self, ids: Array) -> Iterator[Array]:
         found = np.flatnonzero(np.isin(ids, self._never))
         if found.size:
             raise NotTextError(

@@ -38,7 +38,7 @@ from swaptrain.models.transformers_model import hugging_face_factory, job_of
 from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.root import AdapterRecord
 
-__all__ = ["BuiltModel", "build", "model_factory"]
+__all__ = ["BuiltModel", "additions", "build", "model_factory"]
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,16 @@ def _master(parameter: nn.Parameter, dtype: str) -> str:
     return "float32" if own == dtype == "bfloat16" and parameter.requires_grad else own
 
 
+def additions(
+    factory: Factory, adapter: Mapping[str, Any] | None
+) -> list[Callable[[nn.Module], None]]:
+    """Return what is added to a constructed model, each under the seed again: rows, adapters."""
+    added = [] if factory.grow is None else [factory.grow]
+    if adapter is not None:
+        added.append(partial(inject, fields=adapter))
+    return added
+
+
 def _initial_weights(
     config: Config,
     factory: Factory,
@@ -189,12 +199,13 @@ def _initial_weights(
     *,
     draw: bool,
 ) -> InitialWeights:
-    """Construct the module, the adapters on it too, and open the files that it begins from.
+    """Construct the module, new rows and adapters too, and open the files that it begins from.
 
     The constructor draws where nothing else has its values. `source` is the directory of the
     adapter to go on with.
     """
     found: Pretrained | None = None
+    added = additions(factory, adapter)
 
     def stored(module: nn.Module) -> Mapping[str, Callable[[], torch.Tensor]]:
         nonlocal found
@@ -203,23 +214,20 @@ def _initial_weights(
         return base.as_seen(found.values()) if found is not None and draw else {}
 
     def constructed(*, draw_base: bool) -> Construction:
-        addition = None
-        if adapter is not None:
-            addition = Addition(partial(inject, fields=adapter), stored, draw=draw)
         return construct(
             factory.make,
             seed=config.train.seed,
             scratch_dir=existing_parent(config.run.dir),  # its files have no names: nothing is left
             draw=draw_base,
-            addition=addition,
+            addition=Addition(added, stored, draw=draw) if added else None,
         )
 
     construction = constructed(draw_base=draw and checkpoint is None)
-    if adapter is None:
+    if not added:
         stored(construction.module)
     if found is not None and found.missing and draw:
         construction = constructed(draw_base=True)
-        if adapter is None:
+        if not added:
             stored(construction.module)
     for remark in found.remarks if found is not None else ():
         note(remark)

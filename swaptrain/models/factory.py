@@ -34,6 +34,8 @@ class Factory:
     description: str
     checkpoint: Callable[[], Checkpoint | None] = lambda: None
     """Opens the weights that it begins from; None: those that it makes. Raises ConfigError."""
+    grow: Callable[[nn.Module], None] | None = None
+    """Adds rows for the tokens that only the tokenizer has, to a model that has its weights."""
     positions: tuple[str, int] | None = None
     """How many positions the model says that it has, and its name for that."""
     fewer_layers: Callable[[int], Factory | None] = lambda _: None

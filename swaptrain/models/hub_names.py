@@ -57,6 +57,8 @@ class HubNames:
         import transformers
 
         cls = getattr(transformers, architecture)
+        model = config.model.model_copy(update={"resize_to_tokenizer": False})  # as on the hub
+        config = config.model_copy(update={"model": model})
         factory = hugging_face_factory(config, Job("causal"), chosen=cls)
         with torch.device("meta"):
             self._module: Any = factory.make()
@@ -83,6 +85,13 @@ class HubNames:
                 sizes[stored.dtype] = sizes.get(stored.dtype, 0) + stored.numel
         found = max(sizes, key=lambda name: sizes[name], default=None)
         return None if found is None else _DTYPES[found]
+
+    def grown_vocabulary(self, tensors: Sequence[StreamedTensor]) -> int | None:
+        """Return how many rows the embeddings have where `model.resize_to_tokenizer` added some."""
+        table = self._module.get_input_embeddings().weight
+        name = next((n for n, p in self._module.named_parameters() if p is table), None)
+        rows = next((tensor.shape[0] for tensor in tensors if tensor.name == name), len(table))
+        return None if rows == len(table) else rows
 
     def as_on_hub(self, tensors: Sequence[StreamedTensor], dtype: str) -> list[StreamedTensor]:
         """Return the tensors under their names there, and those that only the checkpoint has.

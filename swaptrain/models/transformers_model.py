@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from swaptrain.models.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.models.classes import Job, choose_class, fitting
 from swaptrain.models.factory import Factory, described
 from swaptrain.models.fewer_layers import most_layers, with_fewer_layers
+from swaptrain.models.resize import grow, grown_size
 from swaptrain.models.trials.rows_apart import keeps_rows_apart, reads_padding
 
 __all__ = ["hugging_face_factory", "job_of"]
@@ -77,14 +79,16 @@ def hugging_face_factory(
         # The config may name a lower dtype; the masters are float32 all the same.
         try:
             with _offline():
-                model: nn.Module = cls._from_config(hf_config, dtype=torch.float32)
+                # Of its own, since a model that grows notes that in its config.
+                model: nn.Module = cls._from_config(deepcopy(hf_config), dtype=torch.float32)
         except SwaptrainError:
             raise
         except Exception as error:  # whatever the values of the config lead to
             raise ConfigError(f"model.hf: {cls.__name__}: {described(error)}") from error
         return model
 
-    vocabulary = getattr(hf_config, "vocab_size", None)
+    size = grown_size(config, hf_config)
+    vocabulary = getattr(hf_config, "vocab_size", None) if size is None else size
 
     def checkpoint() -> Checkpoint | None:
         if config.model.hf is None or isinstance(config.model.hf, Mapping):
@@ -103,10 +107,17 @@ def hugging_face_factory(
         return hugging_face_factory(config, job, most, cls)
 
     return Factory(
-        make, vocabulary, cls.__name__, checkpoint, _positions(hf_config), fewer_layers,
-        partial(keeps_rows_apart, cls, hf_config), partial(reads_padding, cls, hf_config),
+        make,
+        vocabulary,
+        cls.__name__,
+        checkpoint,
+        None if size is None else partial(grow, size=size),
+        _positions(hf_config),
+        fewer_layers,
+        partial(keeps_rows_apart, cls, hf_config),
+        partial(reads_padding, cls, hf_config),
         lambda: fitting(hf_config, job),
-    )  # fmt: skip
+    )
 
 
 def job_of(config: Config, example: Mapping[str, Tensor] | None = None) -> Job:

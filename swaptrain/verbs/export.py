@@ -33,6 +33,7 @@ from swaptrain.units import format_size
 from swaptrain.verbs.export_adapter import adapter_of, merged_tensors, write_adapter
 from swaptrain.verbs.model_directory import (
     MOST_SHARD_BYTES,
+    DirectoryFacts,
     check_model_directory,
     write_model_directory,
 )
@@ -194,10 +195,12 @@ def _writer(
                 size_bytes = write_safetensors(to, found + named)
             else:
                 assert dtype is not None
+                vocabulary = None
+                if config.model.resize_to_tokenizer:
+                    vocabulary = names.grown_vocabulary(found)
                 found = names.as_on_hub(found, dtype)
-                size_bytes = write_model_directory(
-                    to, found, config, root.choices.model, shard_bytes, held
-                )
+                described = DirectoryFacts(config, root.choices.model, vocabulary)
+                size_bytes = write_model_directory(to, found, described, shard_bytes, held)
         note(
             f"wrote {to}: {count:,} tensors, {format_size(size_bytes)}, as they are after step "
             f"{view.step}"

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,34 @@ from swaptrain.store.access.lock import is_named, open_lock_file, try_lock
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
 
-__all__ = ["MOST_SHARD_BYTES", "check_model_directory", "write_model_directory"]
+__all__ = ["MOST_SHARD_BYTES", "DirectoryFacts", "check_model_directory", "write_model_directory"]
 
 MOST_SHARD_BYTES = 5 * 10**9
 """Of one file of weights, unless a tensor is larger: as the hub has them."""
+_TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("*.model", "chat_template*"),
+)
+"""Of the directory that `data.tokenizer` names, where it names one, else of the base's."""
 _BESIDE = (
-    *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.*", "merges.txt", "*.model", "chat_template*", "preprocessor_config.json"),
-    *("processor_config.json", "image_processor_config.json", "video_preprocessor_config.json"),
+    *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("image_processor_config.json", "video_preprocessor_config.json"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),  # of sentence-transformers
 )
-"""What of the base's directory says how text and pictures become its input, and what is made of
-its output; never code."""
+"""What of the base's directory says how its input is made, and what is made of its output; never
+code."""
+
+
+@dataclass(frozen=True)
+class DirectoryFacts:
+    """What `config.json` and the tokenizer's files are made of."""
+
+    config: Config
+    architecture: str | None
+    """Class of transformers."""
+    vocabulary: int | None = None
+    """How many rows the embeddings have grown to; None: as many as the base's config says."""
 
 
 def check_model_directory(to: Path, config: Config) -> None:
@@ -38,13 +54,18 @@ def check_model_directory(to: Path, config: Config) -> None:
             f"--to {to}: the model is made by {config.model.python}, which no config.json "
             "describes: name a file that ends in .safetensors"
         )
+    tokenizer = str(config.data.tokenizer)
+    if tokenizer != "bytes" and not Path(tokenizer).is_dir():
+        raise ConfigError(
+            f"--to {to}: the tokenizer belongs there too, and {tokenizer} (data.tokenizer) is not "
+            "there any more: put it back, or name a file that ends in .safetensors"
+        )
 
 
 def write_model_directory(
     to: Path,
     tensors: Sequence[StreamedTensor],
-    config: Config,
-    architecture: str | None,
+    described: DirectoryFacts,
     shard_bytes: int,
     state: Sequence[StreamedTensor] = (),
 ) -> int:
@@ -54,15 +75,14 @@ def write_model_directory(
     """
     aside = to.with_name(to.name + ".partial")
     with _alone(to):
-        return _write(to, aside, tensors, config, architecture, shard_bytes, state)
+        return _write(to, aside, tensors, described, shard_bytes, state)
 
 
 def _write(
     to: Path,
     aside: Path,
     tensors: Sequence[StreamedTensor],
-    config: Config,
-    architecture: str | None,
+    described: DirectoryFacts,
     shard_bytes: int,
     state: Sequence[StreamedTensor],
 ) -> int:
@@ -73,7 +93,7 @@ def _write(
         total_bytes = _write_weights(aside, tensors, shard_bytes)
         if state:
             total_bytes += write_safetensors(aside / "optimizer.safetensors", state)
-        _write_config(aside, config, architecture, _dtype(tensors))
+        _write_config(aside, described, _dtype(tensors))
         flush_directory(aside)
         if to.exists():
             to.rmdir()
@@ -121,10 +141,8 @@ def _write_weights(directory: Path, tensors: Sequence[StreamedTensor], shard_byt
     return total_bytes
 
 
-def _write_config(
-    directory: Path, config: Config, architecture: str | None, dtype: str | None
-) -> None:
-    source = config.model.hf
+def _write_config(directory: Path, described: DirectoryFacts, dtype: str | None) -> None:
+    source, tokenizer = described.config.model.hf, str(described.config.data.tokenizer)
     if isinstance(source, dict):
         found: dict[str, Any] = dict(source)
     else:
@@ -135,16 +153,27 @@ def _write_config(
             raise ConfigError(
                 f"model.hf: cannot read {base / 'config.json'} of the base: {error}"
             ) from error
-        for pattern in _BESIDE:
-            for file in base.glob(pattern):
-                if file.is_file():
-                    target = directory / file.relative_to(base)
-                    target.parent.mkdir(exist_ok=True)
-                    shutil.copyfile(file, target)
+        _copy(_BESIDE, base, directory)
+        if tokenizer == "bytes":
+            _copy(_TOKENIZER, base, directory)
+    if tokenizer != "bytes":
+        _copy(_TOKENIZER, Path(tokenizer), directory)
     found.pop("torch_dtype", None)
-    found |= {"architectures": [architecture]} if architecture else {}
+    found |= {"architectures": [described.architecture]} if described.architecture else {}
     found |= {"dtype": dtype} if dtype else {}
+    if described.vocabulary is not None:
+        text = found.get("text_config")
+        (text if isinstance(text, dict) else found)["vocab_size"] = described.vocabulary
     _write_json(directory / "config.json", found)
+
+
+def _copy(patterns: Sequence[str], source: Path, directory: Path) -> None:
+    for pattern in patterns:
+        for file in source.glob(pattern):
+            if file.is_file():
+                target = directory / file.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)
 
 
 def _dtype(tensors: Sequence[StreamedTensor]) -> str | None:

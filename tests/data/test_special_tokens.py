@@ -100,7 +100,8 @@ def saved(tokenizer: Tokenizer, directory: Path, **settings: Any) -> Path:
 def ids(tokenizer: HuggingFaceTokenizer, text: str, directory: Path) -> list[int]:
     file = directory / "document.txt"
     file.write_text(text, encoding="utf-8")
-    return [int(i) for piece in tokenizer.pieces(file) for i in piece]
+    [document] = tokenizer.documents([file])
+    return [int(i) for piece in document for i in piece]
 
 
 @pytest.mark.parametrize("declared", ["special", "by the config", "in the config's table"])

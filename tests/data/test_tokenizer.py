@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from swaptrain.config.schema import DataConfig
 from swaptrain.data import open_data
+from swaptrain.data import text as text_module
+from swaptrain.data import tokenizer as tokenizer_module
+from swaptrain.data.documents import NotTextError
 from swaptrain.data.tokenizer import open_tokenizer
 from swaptrain.errors import ConfigError
 
@@ -48,6 +52,38 @@ def test_documents_are_whole_and_end_with_the_eos_token(
     batches = open_data(config, seed=0, run_dir=tmp_path, model_vocabulary=70_001)
     expected = [0, 1, 0, 1, 0, 70_000, 1, 2, 70_000]
     assert batches.example()["input_ids"].tolist() == [expected]
+
+
+@pytest.mark.parametrize("most", [1, 12, 2**22])
+def test_documents_encoded_together_stay_apart(
+    most: int, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, whatever fits together; one that is no text raises where it is asked for."""
+    monkeypatch.setattr(tokenizer_module, "_MOST_CHARACTERS", most)
+    texts = ["one two", "", "two two one", "one", "two"]
+    paths = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    paths[3].write_bytes(b"one \xff two")
+    documents = open_tokenizer(directory).documents(paths)
+    found = [np.concatenate(list(next(documents))).tolist() for _ in range(3)]
+    assert found == [[0, 1], [], [1, 1, 0]]
+    with pytest.raises(NotTextError, match=r"byte 4"):
+        next(documents)
+
+
+def test_how_far_it_is_is_said(
+    directory: Path, corpus: Corpus, data_config: Config, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of the bytes of all files."""
+    monkeypatch.setattr(text_module, "_SAID_EVERY_S", -1.0)
+    texts = corpus(a="one two one two one two one two one", b="two three")
+    config = data_config(text=[f"{texts}/*"], tokenizer=str(directory))
+    said: list[str] = []
+    open_data(config, seed=0, run_dir=tmp_path, model_vocabulary=None, note=said.append)
+    assert "35 B of 44 B so far" in said[1]
+    assert "44 B of 44 B so far" in said[2]
 
 
 def test_a_changed_tokenizer_is_refused(

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from swaptrain.capture.guards.shared import check_memory
@@ -45,9 +46,9 @@ Values = Mapping[str, Callable[[], torch.Tensor]]
 class Addition:
     """What is added to a module once it is constructed: adapters on a base."""
 
-    add: Callable[[nn.Module], None]
-    """Changes the module in place; the seed is given again just before. It may read the parameters
-    that the module has, and must not write to them."""
+    add: Sequence[Callable[[nn.Module], None]]
+    """Each changes the module in place; the seed is given again just before. It may read the
+    parameters that the module has, and may put others into their place, but not write to them."""
     values: Callable[[nn.Module], Values] = lambda _: {}
     """Called before it: the values of those parameters that the constructor does not make."""
     draw: bool = True
@@ -178,8 +179,9 @@ def _recorded(
                 for name, value in addition.values(module).items():
                     recorder.give(module.get_parameter(name), value)
             recorder.draw = addition.draw
-            _seed(seed)
-            _add(addition, module, recorder)
+            for add in addition.add:
+                _seed(seed)
+                _add(add, module, recorder)
     if recorder.refusal is not None:
         raise RefusedError(recorder.refusal)
     check_parameters(module)
@@ -211,8 +213,9 @@ def _file_backed(
             with torch.no_grad():
                 for name, value in addition.values(module).items():
                     module.get_parameter(name).copy_(value())
-            _seed(seed)
-            addition.add(module)
+            for add in addition.add:
+                _seed(seed)
+                add(module)
     check_parameters(module)
     check(module)
     unfile_buffers(module)
@@ -231,23 +234,30 @@ class _AdditionFails(Exception):
         self.error = error
 
 
-def _add(addition: Addition, module: nn.Module, recorder: OperationRecorder) -> None:
+def _add(add: Callable[[nn.Module], None], module: nn.Module, recorder: OperationRecorder) -> None:
     try:
-        addition.add(module)
+        add(module)
     except ConfigError as error:
         if recorder.refusal is None:
             raise _AdditionFails(error) from error
         raise
 
 
-def _names(module: nn.Module) -> dict[int, str]:
-    """Return the first name of each parameter by its identity."""
-    return {id(parameter): name for name, parameter in module.named_parameters()}
+def _names(module: nn.Module) -> dict[int, tuple[str, torch.Size]]:
+    """Return the first name and the shape of each parameter by its identity."""
+    found = module.named_parameters()
+    return {id(p): (name, p.shape) for name, p in found if not is_lazy(p)}
 
 
-def _base_names(module: nn.Module, base: Mapping[int, str]) -> dict[str, str]:
-    found = module.named_parameters(remove_duplicate=False)
-    return {name: base[id(p)] for name, p in found if id(p) in base}
+def _base_names(module: nn.Module, base: Mapping[int, tuple[str, torch.Size]]) -> dict[str, str]:
+    """Return the names of before an addition, but of what has got other rows since."""
+    found: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in base:
+            before, shape = base[id(parameter)]
+            if parameter.shape == shape:
+                found[name] = before
+    return found
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from swaptrain.capture.captured import Captured
 from swaptrain.config.schema import Config
 from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.memory.malloc import release
-from swaptrain.models.build import build
+from swaptrain.models.build import additions, build
 from swaptrain.models.factory import Factory
 from swaptrain.plan.check_capture.compare import STEPS, Comparison, compare
 from swaptrain.plan.check_capture.draws import generators_kept
@@ -82,7 +82,7 @@ def _compared(config: Config, prepared: Prepared, need_bytes: int) -> tuple[Comp
             initial,
             prepared.built.thawed,
             config.train.freeze or (),
-            prepared.adapter,
+            additions(prepared.factory, prepared.adapter),
         )
     except ConfigError as error:
         raise NotComparable(f"the constructor fails when it is called again: {error}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from swaptrain.errors import SwaptrainError
 from swaptrain.models.factory import described
 from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
-from swaptrain.models.lora import inject
 from swaptrain.models.thaw import thaw
 from swaptrain.plan.check_capture.draws import SameDraws, seed_generators
 
@@ -40,20 +38,20 @@ def plain_model(
     initial: InitialWeights | None,
     thawed: Collection[str] = (),
     frozen: Sequence[str] = (),
-    adapter: Mapping[str, Any] | None = None,
+    added: Sequence[Callable[[nn.Module], None]] = (),
 ) -> nn.Module:
     """Construct the model as plain PyTorch does, with the run's own initial values.
 
     `initial` has them where they do not come from the constructor; `thawed` are parameters that it
-    freezes and the run trains; `frozen` are the patterns of `train.freeze`, `adapter` the
-    fields of adapters. The generators of torch, Python and numpy stand afterwards where the
+    freezes and the run trains; `frozen` are the patterns of `train.freeze`, `added` what adds
+    rows and adapters. The generators of torch, Python and numpy stand afterwards where the
     constructor leaves them. Raises NotComparable.
     """
     seed_generators(seed)
     model = make()
-    if adapter is not None:
+    for add in added:
         seed_generators(seed)
-        inject(model, adapter)
+        add(model)
     tensors = [*model.parameters(), *model.buffers()]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
         raise NotComparable("the factory gives the same module again when it is called again")
