@@ -13,11 +13,10 @@ import xxhash
 from swaptrain.chat.tokens import special_tokens
 from swaptrain.data.documents import NotTextError, read_document
 from swaptrain.data.special_tokens import hidden, special_names, unknown_token
+from swaptrain.data.tokens.token_array import Array
 from swaptrain.errors import ConfigError
 
 __all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "Tokenizer", "open_tokenizer"]
-
-Array = np.ndarray[Any, Any]
 
 _MOST_CHARACTERS = 2**22
 """Of documents that are encoded together; a longer one is alone."""
