@@ -35,6 +35,7 @@ _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
   inspect   show what a run directory holds
+  generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
 
@@ -193,6 +194,102 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _generate(given: Arguments) -> None:
+    """Write text with the weights of a run, which need not fit in memory.
+
+    The weights pass through memory once for each token, for all prompts together; as much of them
+    as memory.host allows stays there. Of a run that trains, its weights at the end of the step in
+    progress, where the trainer waits. The likeliest token is taken, or one is drawn where
+    --temperature, --top-p or --top-k is given. Text goes to the standard output, of several prompts
+    as JSON Lines.
+    """
+    if (given.run is None) == (given.config is None):
+        raise ConfigError("give one of RUN and --config FILE")
+    if (given.prompt is None) == (given.prompts is None):
+        raise ConfigError("give one of --prompt TEXT and --prompts FILE")
+    if given.run is not None and given.set:
+        raise ConfigError("--set sets keys over a config: give --config FILE")
+    _check_sampling(given)
+    run_dir = None if given.run is None else _check_run(given.run)
+    loaded = None if given.config is None else load_config(expand_argument(given.config), given.set)
+    _set_up_torch()
+    from swaptrain.generate import Prompt, Sampling, read_prompts
+    from swaptrain.verbs.generate import as_row, generate_text, recorded
+
+    if loaded is None:
+        assert run_dir is not None
+        loaded = recorded(run_dir)
+    is_one = given.prompt is not None
+    prompts = [Prompt(given.prompt)] if is_one else read_prompts(expand_argument(given.prompts))
+    found = generate_text(
+        loaded,
+        prompts,
+        Sampling(given.max_new_tokens, given.temperature, given.top_p, given.top_k, given.seed),
+        is_chat=given.chat,
+        tokenizer=None if given.tokenizer is None else expand_argument(given.tokenizer),
+        from_step=given.from_step,
+        write=(lambda text: print(text, end="", flush=True)) if is_one else None,
+        note=_say,
+    )
+    if not is_one:
+        for prompt, text in zip(prompts, found.texts, strict=True):
+            print(as_row(prompt, text))
+
+
+def _check_sampling(given: Arguments) -> None:
+    if given.max_new_tokens < 1:
+        raise ConfigError(f"--max-new-tokens is {given.max_new_tokens}: give 1 or more")
+    if given.top_k is not None and given.top_k < 1:
+        raise ConfigError(f"--top-k is {given.top_k}: give 1 or more")
+    if given.temperature is not None and not 0 < given.temperature < float("inf"):
+        raise ConfigError(f"--temperature is {given.temperature}: give a number above 0")
+    if given.top_p is not None and not 0 < given.top_p <= 1:
+        raise ConfigError(f"--top-p is {given.top_p}: give a number above 0, at most 1")
+
+
+def _generate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="a run directory whose model is no code"
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the config of a run, whose run.dir is taken"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY.SUB=VALUE",
+        help="a config key to set over the file, such as memory.host=8GiB",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the text to go on with")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="several: one a line, or .jsonl with prompt or messages, all in one batch",
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's message, by the chat template"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="most tokens of each text (default 128)",
+    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="draw, at this temperature")
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw of the likeliest, to P")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw of the K likeliest")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="instead of data.tokenizer of the config"
+    )
+    parser.add_argument(
+        "--from-step", type=int, metavar="N", help="take the snapshot of step N (store.keep)"
+    )
+
+
 def _verify(given: Arguments) -> None:
     """Read all that a run would go on from, and its snapshots, and list what is damaged.
 
@@ -226,6 +323,7 @@ _TRAIN = _Verb(_train, _train_arguments)
 _VERBS = {
     "plan": _Verb(_plan, _config_arguments),
     "inspect": _Verb(_inspect, _run_arguments),
+    "generate": _Verb(_generate, _generate_arguments),
     "export": _Verb(_export, _export_arguments),
     "verify": _Verb(_verify, _verify_arguments),
 }

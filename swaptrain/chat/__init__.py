@@ -1,9 +1,9 @@
 """Conversations and other rows become token ids, of which some are trained; without torch.
 
 Enter at `encode_files`, which gives rows in order from several processes, and `pack`, which lays
-them into sequences. A chat template is somebody else's program: it runs in those processes alone,
-in transformers' sandbox, within limits. May import `errors`, `units`, `strict_json` and
-`processes`.
+them into sequences. A chat template is somebody else's program: it runs in transformers' sandbox,
+on a file's rows in those processes alone, within limits. May import `errors`, `units`,
+`strict_json` and `processes`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from swaptrain.chat.encode import EncodeSettings
 from swaptrain.chat.packing import PAD, Packer, coded, decoded
 from swaptrain.chat.pool import encode_files
+from swaptrain.chat.refusal import RowError
 from swaptrain.chat.report import Report
-from swaptrain.chat.tokens import ChatTokenizer
+from swaptrain.chat.template import ChatTemplate, read_template
+from swaptrain.chat.tokens import ChatTokenizer, special_tokens
 
-__all__ = ["PAD", "ChatTokenizer", "EncodeSettings", "Packer", "Report", "coded", "decoded"]
-__all__ += ["encode_files"]
+__all__ = ["PAD", "ChatTemplate", "ChatTokenizer", "EncodeSettings", "Packer", "Report"]
+__all__ += ["RowError", "coded", "decoded", "encode_files", "read_template", "special_tokens"]

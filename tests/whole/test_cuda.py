@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from swaptrain.generate import Sampling
+from swaptrain.verbs.export import export_weights
+from swaptrain.verbs.generate import generate_text
 from tests.compute.test_streams import MODELS, SETTINGS
+from tests.generate import test_generate as writing
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.whole.test_exactness import LLAMA
 
@@ -94,3 +98,19 @@ def test_a_run_with_adapters_goes_on(tmp_path: Path) -> None:
     tree["train"] = DETERMINISTIC | {"steps": 4}
     parts = trained(config_of(tmp_path / "parts", tree))
     assert_same_bits(weights(whole), weights(parts))
+
+
+def test_text_comes_from_a_device_that_the_weights_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of transformers on the device, with all of the weights there, and with half."""
+    config = writing.run_of(tmp_path, writing.MODELS["llama"], device="cuda")
+    export_weights(config.run.dir, tmp_path / "out", None)
+    sampling = Sampling(max_new_tokens=12)
+    expected = writing.plain(tmp_path / "out", tmp_path / "words", sampling, "cuda")
+    found = generate_text(config, writing.PROMPTS, sampling)
+    assert [row.tolist() for row in found.tokens] == expected
+    streams = writing.half(config, monkeypatch)
+    found = generate_text(config, writing.PROMPTS, sampling)
+    assert [row.tolist() for row in found.tokens] == expected
+    assert 0 < streams[0].held_bytes < 2 * streams[0].total_bytes

@@ -1,0 +1,154 @@
+"""`generate`: text from the weights of a run, which pass through memory once for each token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from swaptrain.compute.device import open_device
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError
+from swaptrain.generate import (
+    Generated,
+    Prompt,
+    PromptCodec,
+    Sampling,
+    WeightStream,
+    bare_module,
+    generate,
+)
+from swaptrain.generate.generation import check_generates, generation_settings, working_bytes
+from swaptrain.store.format.root import RootRecord, read_buffers
+from swaptrain.store.paths import RunPaths
+from swaptrain.units import format_duration, format_size
+from swaptrain.verbs.stored_step import StoredStep, live_store, with_step
+
+__all__ = ["as_row", "generate_text", "recorded"]
+
+_DEVICE_SHARE = 0.8
+"""Of a device's free memory, where memory.device does not say how much."""
+
+
+def recorded(run: Path) -> Config:
+    """Return the config that a run has recorded; raises ConfigError where its model is code."""
+    live_store(run)
+    config = load_config(RunPaths(run).config)
+    if config.model.python is not None:
+        raise ConfigError(
+            f"the model of {run} is made by {config.model.python}, and code is not taken from a "
+            "run directory: give generate --config FILE"
+        )
+    return config
+
+
+def generate_text(
+    config: Config,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    is_chat: bool = False,
+    tokenizer: Path | None = None,
+    from_step: int | None = None,
+    write: Callable[[str], None] | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Generated:
+    """Return what the run in `run.dir` writes after the prompts, in one batch.
+
+    `write` gets the text of a single prompt as it comes; `note` hears of speed and what bounds it.
+    Raises ConfigError, RunError, DamagedStoreError.
+    """
+    run = config.run.dir
+    store = live_store(run)
+    torch.set_num_threads(config.train.threads or store.root.choices.threads)
+    codec = PromptCodec(config, is_chat=is_chat, tokenizer=tokenizer)
+
+    def use(view: StoredStep) -> Generated:
+        return _generated(config, store.root, view, codec, list(prompts), sampling, write, note)
+
+    return with_step(run, from_step, use, note)
+
+
+def _generated(
+    config: Config,
+    root: RootRecord,
+    view: StoredStep,
+    codec: PromptCodec,
+    prompts: list[Prompt],
+    sampling: Sampling,
+    write: Callable[[str], None] | None,
+    note: Callable[[str], None],
+) -> Generated:
+    device = open_device(config.device, config.memory.device).device
+    module = bare_module(config, root, read_buffers(config.run.dir))
+    check_generates(module)
+    generation_settings(config, codec, module)
+    ids, _ = codec.encode(prompts, left=True)
+    length = ids.shape[1] + sampling.max_new_tokens
+    _check_length(module, length)
+    working = working_bytes(module, len(prompts), length)
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
+    stored = {dtype: {t.name: t for t in view.tensors(dtype)} for dtype in dtypes}
+    on_device = device.type != "cpu"
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in stored[min(dtypes)]:  # which training changes
+                pieces = list(stored[min(dtypes)][name].pieces)
+                buffer.copy_(torch.from_numpy(pieces[0]).reshape(buffer.shape))
+    _move_buffers(module, device)
+    host_bytes = config.memory.host - (0 if on_device else working)
+    with WeightStream(
+        module,
+        stored,
+        budget_bytes=host_bytes,
+        device=device,
+        device_bytes=_device_bytes(config, device) - working if on_device else 0,
+    ) as stream:
+        found = generate(module, stream, codec, prompts, sampling, device=device, write=write)
+    note(_line(found, stream, view.step))
+    return found
+
+
+def _move_buffers(module: torch.nn.Module, device: torch.device) -> None:
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer.to(device)
+
+
+def _device_bytes(config: Config, device: torch.device) -> int:
+    if config.memory.device is not None:
+        return config.memory.device
+    return int(_DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+
+
+def _check_length(module: torch.nn.Module, length: int) -> None:
+    config = module.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int) and 0 < most < length:
+        raise ConfigError(
+            f"the prompt and --max-new-tokens are {length:,} tokens, and the model has {most:,} "
+            "positions: shorten one of them"
+        )
+
+
+def _line(found: Generated, stream: WeightStream, step: int) -> str:
+    count = sum(map(len, found.tokens))
+    per_s = count / max(found.seconds, 1e-9)
+    share = stream.held_bytes / max(stream.total_bytes, 1)
+    waited = stream.waited_s / max(found.seconds, 1e-9)
+    bound = "reading" if waited > 0.5 else "computing"
+    return (
+        f"step {step}: {count:,} tokens in {format_duration(found.seconds)}, {per_s:,.2f} a second"
+        f" | weights {format_size(stream.total_bytes)}, {share:.0%} stay in memory, "
+        f"{format_size(stream.read_bytes)} read in {found.passes:,} passes"
+        f" | waiting for weights {waited:.0%}: {bound} bounds it"
+    )
+
+
+def as_row(prompt: Prompt, text: str) -> str:
+    """Return a prompt and its text as a line of JSON."""
+    return json.dumps({"prompt": prompt.shown(), "text": text}, ensure_ascii=False)
