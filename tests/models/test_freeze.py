@@ -50,7 +50,7 @@ def _config(tmp_path: Path, case: str, **tree: Any) -> Any:
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize(("case", "variant"), matrix(CASES, VARIANTS))
+@pytest.mark.parametrize(("case", "variant"), matrix(CASES, VARIANTS, by_pairs=False))
 def test_the_same_bits_as_plain_pytorch(
     case: str, variant: str, tmp_path: Path, plain_runs: PlainRuns
 ) -> None:

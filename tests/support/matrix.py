@@ -11,16 +11,20 @@ import pytest
 __all__ = ["every", "matrix", "pairs", "proof_but"]
 
 
-def proof_but(cases: Iterable[Any], *default: Any) -> list[Any]:
-    """Return the cases of one `parametrize`; only those in `default` run outside the proof."""
-    listed = list(cases)
-    assert all(case in listed for case in default)
-    return [case if case in default else _in_proof(case) for case in listed]
+def proof_but(cases: Iterable[Any], *default: Any, whole: Iterable[Any] = ()) -> list[Any]:
+    """Return the cases of one `parametrize`; only those in `default` run outside the proof.
+
+    Those in `whole` run by hand alone.
+    """
+    listed, by_hand = list(cases), list(whole)
+    assert all(case in listed for case in (*default, *by_hand))
+    marks = {True: pytest.mark.whole, False: pytest.mark.proof}
+    return [case if case in default else _with(case, marks[case in by_hand]) for case in listed]
 
 
 def every(nth: int, cases: Iterable[Any]) -> list[Any]:
     """Return the cases of one `parametrize`, of which every `nth` runs outside the proof."""
-    return [case if not n % nth else _in_proof(case) for n, case in enumerate(cases)]
+    return [case if not n % nth else _with(case, pytest.mark.proof) for n, case in enumerate(cases)]
 
 
 def matrix(*factors: Iterable[Any], by_pairs: bool = True) -> list[Any]:
@@ -53,8 +57,8 @@ def pairs(*factors: Iterable[Any]) -> set[tuple[Any, ...]]:
     return chosen
 
 
-def _in_proof(case: Any) -> Any:
-    return pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.proof)
+def _with(case: Any, mark: pytest.MarkDecorator) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else [case]), marks=mark)
 
 
 def _diagonal(factors: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:

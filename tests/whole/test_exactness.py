@@ -90,6 +90,7 @@ def test_losses_and_weights_equal_plain_pytorch(
         ("gpt2", "clipped"),
         ("unet", "saving"),
         ("convolutional", "fused"),
+        whole=[(name, mode) for name in ("t5", "encoder-decoder") for mode in ("fused", "clipped")],
     ),
 )
 def test_the_smallest_pool_changes_no_bit(
