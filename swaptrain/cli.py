@@ -35,6 +35,7 @@ _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
   inspect   show what a run directory holds
+  eval      the held-out loss of a run's last step
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
@@ -194,6 +195,18 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _eval(given: Arguments) -> None:
+    """Print the held-out loss of a run's last step, and its perplexity; nothing changes.
+
+    The data are those of the config's eval section; keys such as eval.batches=all are set over it.
+    """
+    loaded = _load(given)
+    _set_up_torch()
+    from swaptrain.verbs.evaluate import evaluate_run
+
+    print(evaluate_run(loaded, _say).line())
+
+
 def _generate(given: Arguments) -> None:
     """Write text with the weights of a run, which need not fit in memory.
 
@@ -323,6 +336,7 @@ _TRAIN = _Verb(_train, _train_arguments)
 _VERBS = {
     "plan": _Verb(_plan, _config_arguments),
     "inspect": _Verb(_inspect, _run_arguments),
+    "eval": _Verb(_eval, _config_arguments),
     "generate": _Verb(_generate, _generate_arguments),
     "export": _Verb(_export, _export_arguments),
     "verify": _Verb(_verify, _verify_arguments),

@@ -51,6 +51,8 @@ class Start:
     """The optimizer that an existing run has been trained with."""
     back_to: Snapshot | None
     """The snapshot that the run goes back to first."""
+    records: bool = True
+    """Whether the config becomes that of the run; not where it is only looked at."""
 
 
 def open_run(
@@ -147,7 +149,8 @@ def _begin_writing(start: Start) -> OptimizerChange | None:
 
     if start.before is not None and start.before != config.optimizer:
         return OptimizerChange(start.before, update_rules(start.before), record)
-    record()
+    if start.records:
+        record()
     return None
 
 

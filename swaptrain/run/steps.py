@@ -344,10 +344,18 @@ class Training:
 
     def _evaluate(self, step: int) -> float | None:
         """Return the held-out loss after `step` when it is due."""
-        evaluation = self.evaluation
-        if evaluation is None or step % evaluation.every:
+        if self.evaluation is None or step % self.evaluation.every:
             return None
         self._flush(step)
+        return self._held_out_loss(self.evaluation, step)
+
+    def evaluate(self) -> tuple[float, int]:
+        """Return the held-out loss of the last step that is done, and of how many items it is."""
+        assert self.evaluation is not None, "there is held-out data"
+        loss = self._held_out_loss(self.evaluation, self.step - 1)
+        return loss, self.evaluation.weights.items
+
+    def _held_out_loss(self, evaluation: Evaluation, step: int) -> float:
         weights, program = evaluation.weights, self.plan.builder.evaluation()
         state = StepState(
             step=step,

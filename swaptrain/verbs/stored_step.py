@@ -28,7 +28,7 @@ from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 
-__all__ = ["StoredStep", "live_store", "with_step"]
+__all__ = ["StoredStep", "live_store", "refusal", "with_step"]
 
 Result = TypeVar("Result")
 
@@ -202,15 +202,15 @@ def _view(run: Path, owner: LockOwner | None) -> StoredStep | None:
     if position.is_whole and not position.pending:
         return StoredStep(position.done, store)
     if owner is None:
-        refusal = _refusal(run, position)
+        said = refusal(run, position, "export")
         snapshots = list_snapshots(run)
         if snapshots:
-            refusal += f"; or take a snapshot with --from-step {snapshots[-1].step}"
-        raise RunError(refusal)
+            said += f"; or take a snapshot with --from-step {snapshots[-1].step}"
+        raise RunError(said)
     return None
 
 
-def _refusal(run: Path, position: RunPosition) -> str:
+def refusal(run: Path, position: RunPosition, verb: str) -> str:
     """Say why the weights are not those of one step, and what to do."""
     if position.going_back:
         return (
@@ -222,11 +222,11 @@ def _refusal(run: Path, position: RunPosition) -> str:
             f"{run} was killed before the update of step {position.step} in "
             f"{len(position.pending)} of its segments, whose clipped gradients wait for it: run "
             "the training command again to go on, or stop it with Ctrl-C, which updates first; "
-            "then export"
+            f"then {verb}"
         )
     return (
         f"{run} was stopped inside step {position.step}: some of its segments are a step behind "
-        "the others; go on with training until the step is done, then export"
+        f"the others; go on with training until the step is done, then {verb}"
     )
 
 

@@ -53,6 +53,11 @@ class HeldOutWeights:
         items = self._data.items(1, m)
         return f"eval: items {items[0]} to {items[-1]} of {self._data.name}"
 
+    @property
+    def items(self) -> int:
+        """How many there are."""
+        return sum(self._items)
+
     def by_batch(self) -> Sequence[StepWeights]:
         """Return how each batch weighs the terms of its loss; nothing where all are means."""
         return self._weights or ()

@@ -1,0 +1,103 @@
+"""`eval`: the loss that training would write behind the same step; the run stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swaptrain.cli import main
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError, RunError, StoppedBySignal
+from swaptrain.program.instructions import Instruction, Operation
+from swaptrain.store.access.lock import RunLock
+from swaptrain.verbs.evaluate import evaluate_run
+from swaptrain.verbs.train import train
+from tests.support.matrix import proof_but
+from tests.support.runs import assert_same_bits, config_of, rows, trained, weights
+from tests.whole.test_exactness import LLAMA
+
+pytestmark = pytest.mark.trains
+
+TEXT = {"python": "tests.support.datasets:text"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "clipped": {"optimizer": {"clip_norm": 0.3}},
+    "trees": {"store": {"commit": {"every": 2}}},
+    "bfloat16": {"model": {"hf": LLAMA, "dtype": "bfloat16"}},
+    "adapters": {"lora": {"r": 2, "target_modules": ["q_proj"]}},
+}
+
+
+def job(run_dir: Path, settings: str = "fused", steps: int = 2, **sections: Any) -> Config:
+    tree = {"model": {"hf": LLAMA}, "data": TEXT, "eval": {**TEXT, "every": 1, "batches": 3}}
+    tree |= {"memory": {"segment": "64KiB"}, "train": {"steps": steps}}
+    return config_of(run_dir, {**tree, **SETTINGS[settings], **sections})
+
+
+def kept(run_dir: Path) -> dict[str, bytes]:
+    """Return what a run keeps: all files but the lock and what is scratch."""
+    names = [p for p in run_dir.rglob("*") if p.is_file() and p.name != "lock"]
+    return {str(p.relative_to(run_dir)): p.read_bytes() for p in names if "data" not in p.parts}
+
+
+@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused", "trees"))
+def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
+    """Bit for bit, of a run without held-out data too; afterwards nothing is another."""
+    watched = rows(trained(job(tmp_path / "watched", settings)))
+    config = job(tmp_path / "run", settings)
+    blind = trained(job(tmp_path / "run", settings, eval=None))
+    before = kept(blind)
+    found = evaluate_run(config)
+    assert (found.step, found.loss) == (2, watched[-1]["eval_loss"])
+    assert evaluate_run(config).loss == found.loss
+    assert kept(blind) == before
+    whole = trained(job(tmp_path / "whole", settings, steps=4, eval=None))
+    assert_same_bits(
+        weights(trained(job(tmp_path / "run", settings, steps=4, eval=None))), weights(whole)
+    )
+
+
+def test_a_run_of_no_steps_has_a_loss(tmp_path: Path) -> None:
+    """That of what it begins from."""
+    config = job(tmp_path / "run", steps=0)
+    trained(config)
+    found = evaluate_run(config)
+    assert found.step == 0 and found.loss == pytest.approx(4.16, abs=0.3)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on the standard output; keys set other data over the config."""
+    trained(job(tmp_path / "run", eval=None))
+    (tmp_path / "job.yaml").write_text((tmp_path / "run" / "config.yaml").read_text())
+    capsys.readouterr()
+    command = ["eval", "--config", str(tmp_path / "job.yaml")]
+    assert main(command) == 2
+    assert "there is no held-out data" in capsys.readouterr().err
+    keys = ["eval.python=tests.support.datasets:text", "eval.every=1", "eval.batches=2"]
+    assert main([*command, *keys]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1].startswith("step 2 | eval ") and "perplexity" in out[-1]
+    assert "4 items" in out[-1]
+
+
+def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
+    """No run; a step that is not whole; a run that trains. What goes on is what went on before."""
+    with pytest.raises(ConfigError, match="has no commit yet"):
+        evaluate_run(job(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+    config = job(tmp_path / "run", steps=2, eval=None)
+
+    def stop(step: int, instruction: Instruction) -> None:
+        if step == 2 and instruction.operation is Operation.BACKWARD:
+            raise StoppedBySignal(15, "stopped")
+
+    with pytest.raises(StoppedBySignal):
+        train(config, observe=stop)
+    with pytest.raises(RunError, match="then evaluate"):
+        evaluate_run(job(tmp_path / "run"))
+    trained(config)
+    assert evaluate_run(job(tmp_path / "run")).step == 2
+    with RunLock(config.run.dir, note=print), pytest.raises(RunError):
+        evaluate_run(job(tmp_path / "run"))
