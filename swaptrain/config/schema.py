@@ -351,6 +351,8 @@ class EvalConfig(Section):
     """Arguments of the `python` function."""
     every: Positive
     """Steps between evaluations."""
+    first: bool = True
+    """Whether the loss is taken before step 1 as well: `eval_loss_before` in the line of step 1."""
     batches: BatchCount = 8
     """Most micro-batches (of `data.micro_batch` items) per evaluation, from the start of the
     held-out data; all: as many as there are. Each item counts once: data with fewer items is taken

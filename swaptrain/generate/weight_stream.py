@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -92,7 +94,7 @@ class _Unit:
     held_on_host: bool = False
     """Whether they stay in RAM, from where they are copied to a device at each call."""
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Of the parameters, tied ones once."""
         return list(dict.fromkeys(name for _, _, name in self.places))
@@ -134,6 +136,8 @@ class WeightStream:
         self.total_bytes = sum(source.nbytes for source in self._sources.values())
         self.held_bytes = self._choose(budget_bytes, device_bytes)
         """Of all weights those that stay in memory."""
+        passing = [self._nbytes(unit) for unit in self._units if not unit.held]
+        self._ahead_bytes = max(passing, default=0) or max(map(self._nbytes, self._units))
         self._replace()
 
     def __enter__(self) -> WeightStream:
@@ -198,8 +202,9 @@ class WeightStream:
             found = waiting.result()
             self.waited_s += time.perf_counter() - begun
             for name, tensor in found.items():
-                moved = tensor.to(self._device)
-                parameters[name] = nn.Parameter(moved, requires_grad=False)
+                # It requires gradients though none are taken: where it does not, torch computes a
+                # product with a slice as one of batches, with a copy of the weight for each.
+                parameters[name] = nn.Parameter(tensor.to(self._device))
         if unit.held:
             self._held = parameters
         for module, attribute, name in unit.places:
@@ -230,9 +235,10 @@ class WeightStream:
 
     def _read_ahead(self, unit: _Unit) -> None:
         """Have the next units read that do not stay, one largest unit's bytes at most."""
+        if len(self._held) == len(self._sources):
+            return
         coming: list[_Unit] = []
-        number = unit.number
-        room = max(self._nbytes(one) for one in self._units if not one.held or one is unit)
+        number, room = unit.number, self._ahead_bytes
         for _ in self._units:
             number = self._following[number]
             following = self._units[number]
@@ -265,18 +271,27 @@ class WeightStream:
         return found
 
     def _tensor(self, source: StreamedTensor) -> Tensor:
-        tensor = torch.empty(source.shape, dtype=getattr(torch, source.dtype))
+        dtype = getattr(torch, source.dtype)
+        pieces = (_bytes_of(piece) for piece in source.pieces)
+        first = next(pieces)
+        self.read_bytes += source.nbytes
+        if len(first) == source.nbytes and first.flags.writeable:
+            return torch.from_numpy(first).view(dtype).reshape(source.shape)
+        tensor = torch.empty(source.shape, dtype=dtype)
         flat = tensor.reshape(-1).view(torch.uint8).numpy()
         end = 0
-        for piece in source.pieces:
-            content: Any = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+        for content in chain([first], pieces):
             flat[end : end + len(content)] = content
             end += len(content)
-        self.read_bytes += end
         return tensor
 
     def _nbytes(self, unit: _Unit) -> int:
         return sum(self._sources[name].nbytes for name in unit.names)
+
+
+def _bytes_of(piece: NDArray[Any]) -> NDArray[np.uint8]:
+    flat: NDArray[Any] = np.ascontiguousarray(piece).reshape(-1)
+    return flat.view(np.uint8)
 
 
 def _sources(

@@ -54,14 +54,17 @@ class StepMetrics:
     """The step's floor / its time (docs/design.md, "The cost of a step"); None: not known."""
     eval_loss: float | None = None
     """Held-out loss after this step; the row has it only where it was measured."""
+    eval_loss_before: float | None = None
+    """Held-out loss before this step; the row has it only where it was measured."""
     resumed: bool = False
     """Another process began this step; the row has it only where true."""
 
     def row(self) -> dict[str, Any]:
         """Return the row of metrics.jsonl."""
         row = asdict(self)
-        if self.eval_loss is None:
-            del row["eval_loss"]
+        for key in ("eval_loss", "eval_loss_before"):
+            if row[key] is None:
+                del row[key]
         if not self.resumed:
             del row["resumed"]
         return row

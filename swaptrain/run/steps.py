@@ -46,6 +46,8 @@ class Evaluation:
 
     weights: HeldOutWeights
     every: int
+    first: bool
+    """Before step 1 as well."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Training:
     """Segments whose update waits for the norms of the whole step."""
     _ledger: Ledger = field(init=False)
     """Of the step before."""
+    _loss_before: float | None = field(init=False, default=None)
+    """Held-out loss before step 1; None where a process began behind that."""
     _running: StepState | None = field(init=False, default=None)
     """Of the program that runs, where it may do pending updates."""
 
@@ -112,6 +116,7 @@ class Training:
                 self._finish_before_change(self.change)
             self.boundary.end(self.step - 1)
             self._between(self.step - 1)
+            self._evaluate_first()
             while self.step <= self.config.train.last_step:
                 self._step(self.step, None)
                 self.step += 1
@@ -176,6 +181,7 @@ class Training:
             peak_device_bytes=self.plan.operations.device.peak_bytes(),
             roofline_fraction=self._roofline(moved, state, step_s),
             eval_loss=self._evaluate(step),
+            eval_loss_before=self._loss_before if step == 1 else None,
             resumed=top is not None,
         )
         self.commits.then(lambda: self.metrics.append(row))
@@ -348,6 +354,15 @@ class Training:
             return None
         self._flush(step)
         return self._held_out_loss(self.evaluation, step)
+
+    def _evaluate_first(self) -> None:
+        """Take the held-out loss of what the run begins from, before anything of step 1."""
+        evaluation = self.evaluation
+        if evaluation is None or not evaluation.first or self.step > 1:
+            return
+        if self.config.train.last_step:
+            self._loss_before = self._held_out_loss(evaluation, 0)
+            self.note(f"before step 1: eval {self._loss_before:.4f}")
 
     def evaluate(self) -> tuple[float, int]:
         """Return the held-out loss of the last step that is done, and of how many items it is."""

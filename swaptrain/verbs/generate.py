@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from swaptrain.generate.generation import check_generates, generation_settings, 
 from swaptrain.store.format.root import RootRecord, read_buffers
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_duration, format_size
-from swaptrain.verbs.stored_step import StoredStep, live_store, with_step
+from swaptrain.verbs.stored_step import StoredStep, live_store, reading_bytes, with_step
 
 __all__ = ["as_row", "generate_text", "recorded"]
 
@@ -91,7 +92,8 @@ def _generated(
     _check_length(module, length)
     working = working_bytes(module, len(prompts), length)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
-    stored = {dtype: {t.name: t for t in view.tensors(dtype)} for dtype in dtypes}
+    again = replace(view, again=True)
+    stored = {dtype: {t.name: t for t in again.tensors(dtype)} for dtype in dtypes}
     on_device = device.type != "cpu"
     with torch.no_grad():
         for name, buffer in module.named_buffers():
@@ -99,7 +101,8 @@ def _generated(
                 pieces = list(stored[min(dtypes)][name].pieces)
                 buffer.copy_(torch.from_numpy(pieces[0]).reshape(buffer.shape))
     _move_buffers(module, device)
-    host_bytes = config.memory.host - (0 if on_device else working)
+    host_bytes = config.memory.host - reading_bytes(root.choices.chunk)
+    host_bytes -= 0 if on_device else working
     with WeightStream(
         module,
         stored,

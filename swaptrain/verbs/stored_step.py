@@ -22,13 +22,13 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.read.held_segments import Held, check_held
 from swaptrain.store.read.live_store import LiveStore, look
-from swaptrain.store.read.reader import ChunkReader, read_tensor
+from swaptrain.store.read.reader import PIECE_ELEMENTS, ChunkReader, read_tensor
 from swaptrain.store.read.run_position import Phase, RunPosition, read_position
 from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 
-__all__ = ["StoredStep", "live_store", "refusal", "with_step"]
+__all__ = ["StoredStep", "live_store", "reading_bytes", "refusal", "with_step"]
 
 Result = TypeVar("Result")
 
@@ -107,6 +107,11 @@ def _with_snapshot(run: Path, step: int, use: Callable[[StoredStep], Result]) ->
         ) from None
 
 
+def reading_bytes(chunk_bytes: int) -> int:
+    """Return what it takes to read tensors again and again, beside them: a chunk, and a piece."""
+    return chunk_bytes + 4 * PIECE_ELEMENTS
+
+
 @dataclass(frozen=True)
 class _Again:
     """Pieces that can be read again: what gives them is called each time."""
@@ -125,13 +130,15 @@ class _Source:
     record: SlotRecord
     readers: dict[tuple[str, str], ChunkReader] = field(default_factory=dict)
     """The last ones, by slot and array, of all sources: neighbours lie in one chunk."""
+    verified: dict[tuple[str, str], set[int]] | None = None
+    """By slot and array the chunks that have been compared; None where each is read once."""
 
     def reader(self, array: str) -> ChunkReader:
         key = str(self.slot.path), array
         reader = self.readers.pop(key, None)
         if reader is None:
             reader = self._opened(array)
-            while len(self.readers) >= _READERS:
+            while len(self.readers) >= (_READERS if self.verified is None else 1):
                 del self.readers[next(iter(self.readers))]
         self.readers[key] = reader
         return reader
@@ -141,7 +148,10 @@ class _Source:
         segment = self.record.segment
         if checksums is None:
             raise DamagedStoreError("an array has no checksums", segment=segment, array=array)
-        return ChunkReader(self.slot.array(array), checksums, segment=segment)
+        verified = None
+        if self.verified is not None:
+            verified = self.verified.setdefault((str(self.slot.path), array), set())
+        return ChunkReader(self.slot.array(array), checksums, segment=segment, verified=verified)
 
 
 @dataclass(frozen=True)
@@ -150,15 +160,18 @@ class StoredStep:
 
     step: int
     store: LiveStore
+    again: bool = False
+    """Whether tensors are read again and again: a chunk is then compared once."""
 
     @property
     def sources(self) -> Iterator[_Source]:
         readers: dict[tuple[str, str], ChunkReader] = {}
+        verified: dict[tuple[str, str], set[int]] | None = {} if self.again else None
         for segment in self.store.segments:
             if segment.state is not None and segment.record is not None:
-                yield _Source(segment.state, segment.record, readers)
+                yield _Source(segment.state, segment.record, readers, verified)
             if segment.frozen is not None and segment.frozen_record is not None:
-                yield _Source(segment.frozen, segment.frozen_record, readers)
+                yield _Source(segment.frozen, segment.frozen_record, readers, verified)
 
     def tensors(self, dtype: str | None) -> Iterator[StreamedTensor]:
         """Yield parameters, floating ones in `dtype` where that is given, and buffers."""

@@ -101,3 +101,20 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
     assert evaluate_run(job(tmp_path / "run")).step == 2
     with RunLock(config.run.dir, note=print), pytest.raises(RunError):
         evaluate_run(job(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused"))
+def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Path) -> None:
+    """In the line of step 1 alone, where nothing switches it off; the steps stay what they are."""
+    begun = job(tmp_path / "begun", settings, steps=0)
+    trained(begun)
+    found = rows(trained(job(tmp_path / "run", settings)))
+    assert found[0]["eval_loss_before"] == evaluate_run(begun).loss
+    assert "eval_loss_before" not in found[1]
+    without = job(
+        tmp_path / "off", settings, eval={**TEXT, "every": 1, "batches": 3, "first": False}
+    )
+    silent = rows(trained(without))
+    assert all("eval_loss_before" not in row for row in silent)
+    assert [row["loss"] for row in silent] == [row["loss"] for row in found]
+    assert_same_bits(weights(tmp_path / "off"), weights(tmp_path / "run"))
