@@ -11,5 +11,5 @@ for word in "$@"; do
     if [[ "$word" != -* && "$word" == *=* ]]; then keys+=(--set "$word"); fi
 done
 echo "what it writes after 'def ':"
-exec "$VENV/bin/python" -m swaptrain generate --config configs/quickstart.yaml "${keys[@]}" \
+exec "$VENV/bin/python" -m swaptrain generate --config configs/quickstart.yaml ${keys[@]+"${keys[@]}"} \
     --prompt "def " --max-new-tokens 60 --temperature 0.7

@@ -1,9 +1,9 @@
 """Compare `generate` with transformers in memory, and offloaded to the disk by accelerate.
 
 Same weights in bfloat16, prompts and number of new tokens; one system after the other, each as a
-process, swaptrain and accelerate under a hard memory limit. Prints the seconds of a token (all
-prompts of the batch together), what was read of the disk, peak memory, and whether the tokens are
-those of transformers in memory.
+process that begins with a cold page cache, swaptrain and accelerate under a hard memory limit.
+Prints the seconds of a token (all prompts of the batch together), what was read of the disk, peak
+memory, and whether the tokens are those of transformers in memory.
 
     pip install accelerate
     python scripts/bench/bench_generate.py
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -102,6 +103,7 @@ def compare(name: str, case: Case, job: Path, options: argparse.Namespace) -> No
             limit = limits[system] if can_limit() else None
             command = [sys.executable, __file__, f"--child={system}", f"--job={job}"]
             command += [f"--prompts={prompts}", f"--tokens={options.tokens}", f"--host={case.host}"]
+            forget(job)
             environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPIN_COUNT)}
             done = run_limited(command, limit, environment)
             if done.returncode:
@@ -116,6 +118,16 @@ def compare(name: str, case: Case, job: Path, options: argparse.Namespace) -> No
             took = [f"{row['seconds'] / options.tokens:.2f}", f"{per_s:.2f}"]
             table.add_row(str(prompts), system, shown(limit), *took, *sizes, same)
     Console().print(table)
+
+
+def forget(job: Path) -> None:
+    """Let the page cache go: what another process read would not count towards a limit."""
+    os.sync()
+    for file in job.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
 def shown(limit: int | None) -> str:

@@ -180,7 +180,8 @@ class WeightStream:
                 fake = module._parameters[attribute]
                 assert fake is not None
                 if name not in self._placeholders:
-                    nothing = torch.full((), torch.nan, dtype=fake.dtype, device=self._device)
+                    value = torch.nan if fake.dtype.is_floating_point else 0
+                    nothing = torch.full((), value, dtype=fake.dtype, device=self._device)
                     absent = nothing.expand(fake.shape).as_subclass(_Awaited)
                     absent.bring = partial(self._bring, name)
                     self._placeholders[name] = absent
@@ -273,7 +274,7 @@ class WeightStream:
     def _tensor(self, source: StreamedTensor) -> Tensor:
         dtype = getattr(torch, source.dtype)
         pieces = (_bytes_of(piece) for piece in source.pieces)
-        first = next(pieces)
+        first = next(pieces, np.empty(0, np.uint8))
         self.read_bytes += source.nbytes
         if len(first) == source.nbytes and first.flags.writeable:
             return torch.from_numpy(first).view(dtype).reshape(source.shape)

@@ -84,7 +84,11 @@ def test_the_second_start_installs_nothing(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0] == f"-m venv {venv}"
     assert calls[1].startswith("-m pip install ")
-    assert calls[2:] == [train, train]
+    write = (
+        "-m swaptrain generate --config configs/quickstart.yaml --set train.steps=2 --prompt def"
+    )
+    assert [call.rstrip() for call in calls[2::2]] == [train, train]
+    assert len(calls) == 6 and all(call.startswith(write) for call in calls[3::2])
 
 
 def test_the_tests_need_more_than_the_program(tmp_path: Path) -> None:

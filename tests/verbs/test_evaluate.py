@@ -42,7 +42,7 @@ def kept(run_dir: Path) -> dict[str, bytes]:
     return {str(p.relative_to(run_dir)): p.read_bytes() for p in names if "data" not in p.parts}
 
 
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused", "trees"))
+@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused"))
 def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
     """Bit for bit, of a run without held-out data too; afterwards nothing is another."""
     watched = rows(trained(job(tmp_path / "watched", settings)))
@@ -103,7 +103,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
         evaluate_run(job(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused"))
+@pytest.mark.parametrize("settings", proof_but(["fused", "trees"]))
 def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Path) -> None:
     """In the line of step 1 alone, where nothing switches it off; the steps stay what they are."""
     begun = job(tmp_path / "begun", settings, steps=0)
