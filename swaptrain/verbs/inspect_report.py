@@ -22,7 +22,7 @@ from swaptrain.store.read.steady_position import steady_position
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.strict_json import parse_json
 
-__all__ = ["RunReport", "SegmentRow", "SnapshotRow", "read_run"]
+__all__ = ["RunReport", "SegmentRow", "SnapshotRow", "last_rows", "read_run"]
 
 _TAIL_BYTES = 2**16
 _LARGEST_FIGURE = 1e30
@@ -97,7 +97,7 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         writer=str(writer) if writer is not None else None,
         done=done,
         state=state,
-        rows=tuple(_last_rows(paths.metrics, lines)),
+        rows=tuple(last_rows(paths.metrics, lines)),
         disk_bytes=_disk_bytes(path),
         snapshots=tuple(_snapshots(path, live)),
         origin=origin_text(path),
@@ -170,7 +170,7 @@ def _segment(held: Held, row: RootRow) -> SegmentRow:
     return SegmentRow(held.segment, row.unit, len(row.parameters), held.version, slot, size_bytes)
 
 
-def _last_rows(path: Path, count: int) -> list[dict[str, Any]]:
+def last_rows(path: Path, count: int) -> list[dict[str, Any]]:
     """Return the last whole lines of metrics.jsonl that are objects."""
     try:
         with path.open("rb") as file:

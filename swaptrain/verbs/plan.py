@@ -26,10 +26,13 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import free_bytes, read_root
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_count, format_size
+from swaptrain.verbs.inspect_report import last_rows
 from swaptrain.verbs.plan_report import PlanReport, Segment
 from swaptrain.verbs.plan_table import show
 
 __all__ = ["PlanReport", "plan", "print_plan"]
+
+_LAST_STEPS = 20
 
 
 def plan(config: Config) -> PlanReport:
@@ -113,6 +116,7 @@ def plan(config: Config) -> PlanReport:
         compute_s=priced.compute_s,
         step_s=priced.step_s,
         lag=made.lag,
+        data_share=_data_share(RunPaths(run_dir)),
         idle_steps=idle,
         break_even_tokens=_break_even(config, made, found, state),
         weighting=str(prepared.weighting) if prepared.weighting.matters else None,
@@ -133,6 +137,13 @@ def _segments(made: Plan) -> tuple[Segment, ...]:
         count = sum(model.parameters[name].tensor.numel for name in segment.owns)
         rows.append(Segment(k, segment.unit, count, sum(held), segment.isomorphism))
     return tuple(rows)
+
+
+def _data_share(paths: RunPaths) -> float | None:
+    """Return how much of a run's last steps was waiting for data."""
+    rows = last_rows(paths.metrics, _LAST_STEPS)
+    seconds = sum(row.get("step_s", 0.0) for row in rows)
+    return sum(row.get("data_wait_s", 0.0) for row in rows) / seconds if seconds > 0 else None
 
 
 def _quantized(made: Plan) -> str | None:

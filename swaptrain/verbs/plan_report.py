@@ -73,5 +73,7 @@ class PlanReport:
     break_even_tokens: float | None
     weighting: str | None
     """What weighs alike in a step; None where that changes nothing."""
+    data_share: float | None = None
+    """Of the last steps of the run, the part in which they waited for data; None without a run."""
     idle_steps: str | None = None
     """What is said of steps whose learning rate is 0; None where there are none."""

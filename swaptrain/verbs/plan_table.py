@@ -14,6 +14,8 @@ from swaptrain.verbs.plan_report import PlanReport, Segment
 
 __all__ = ["show"]
 
+_MUCH_WAITING = 0.1
+"""Part of a step in which it waits for data that is worth a word."""
 _DRIVE_BYTES = 600 * 10**12
 """What a common 1 TB drive is guaranteed to take."""
 _MOST_ROWS = 40
@@ -170,6 +172,12 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
                 f"{len(report.segments)} segments save what the others recompute"
             ),
         )
+        if report.data_share is not None and report.data_share >= _MUCH_WAITING:
+            yield (
+                "",
+                f"the run's last steps waited for data for {report.data_share:.0%}: that bounds "
+                "them, and data.workers makes items beside the computing",
+            )
         if report.lag > 1:
             yield "", "a killed run may repeat two segments' backwards for that (store.commit.lag)"
     if report.break_even_tokens is not None:

@@ -80,15 +80,17 @@ def test_positions_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert not trial(LLAMA)
 
 
-def test_packed_is_one_by_one() -> None:
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 0.02)])
+def test_packed_is_one_by_one(dtype: torch.dtype, bound: float) -> None:
     """Losses and gradients of packed rows are those of the rows alone, but for the order of sums.
 
-    With u the unit roundoff of float32 and some 100 terms in a sum, 1e-5 is a wide bound.
+    By the 2-norm of each gradient. With the unit roundoff u (2^-24, 2^-9) and some ten
+    roundings one after the other the bounds are 32 u and 10 u; 3e-7 and 7e-3 were measured.
     """
     config = transformers.AutoConfig.for_model(**LLAMA)
     config.use_cache = False
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     rows = [torch.randint(0, 64, (1, n)) for n in (5, 9, 7)]
     model(
         input_ids=torch.cat(rows, 1),
@@ -102,4 +104,5 @@ def test_packed_is_one_by_one() -> None:
         (model(input_ids=row, labels=row).loss * ((row.shape[1] - 1) / tokens)).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(packed[name], parameter.grad, rtol=1e-4, atol=1e-6)
+        apart = (packed[name].double() - parameter.grad.double()).norm()
+        assert apart <= bound * parameter.grad.double().norm(), name

@@ -238,3 +238,23 @@ def test_billions_of_parameters_plan_in_little_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "2.60 B parameters" in done.stdout
     assert int(done.stdout.split()[-1]) * 1024 < 2 * 2**30
+
+
+def test_waiting_for_data_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run whose last steps waited long for it; of another one nothing is said."""
+    machine = Machine(Disk(2e8, 2e8, 2e8), 0.0, IOWork(), {})
+    monkeypatch.setattr(plan_module, "known_machine", lambda *_: machine)
+    config = job(tmp_path, "llama", train={"steps": 2})
+    assert plan(config).data_share is None
+    train(config)
+    metrics = config.run.dir / "metrics.jsonl"
+    assert (plan(config).data_share or 0.0) < 0.1
+    waiting = [{**row, "step_s": 2.0, "data_wait_s": 0.5} for row in rows(config.run.dir)]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in waiting))
+    report = plan(config)
+    assert report.data_share == 0.25
+    capsys.readouterr()
+    show(report, config)
+    assert "waited for data for 25%" in " ".join(capsys.readouterr().out.split())
