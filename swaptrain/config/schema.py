@@ -353,6 +353,9 @@ class EvalConfig(Section):
     """Steps between evaluations."""
     first: bool = True
     """Whether the loss is taken before step 1 as well: `eval_loss_before` in the line of step 1."""
+    patience: Positive | None = None
+    """The run ends when its held-out loss has not been lower for so many evaluations; with null, or
+    raised, the same command goes on. null: it ends with `train.steps`."""
     batches: BatchCount = 8
     """Most micro-batches (of `data.micro_batch` items) per evaluation, from the start of the
     held-out data; all: as many as there are. Each item counts once: data with fewer items is taken

@@ -54,7 +54,7 @@ def open_evaluation(
     )
     if weights.remark:
         note(weights.remark)
-    return Evaluation(weights, config.eval.every, config.eval.first)
+    return Evaluation(weights, config.eval.every, config.eval.first, config.eval.patience)
 
 
 def loss_weights(

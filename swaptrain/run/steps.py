@@ -21,6 +21,7 @@ from swaptrain.durable.tree_commits import Trees
 from swaptrain.errors import StoppedBySignal
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
+from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.step_metrics import StepMetrics, time_stamp
 from swaptrain.plan.planner import Plan
@@ -48,6 +49,7 @@ class Evaluation:
     every: int
     first: bool
     """Before step 1 as well."""
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Training:
     """Of the step before."""
     _loss_before: float | None = field(init=False, default=None)
     """Held-out loss before step 1; None where a process began behind that."""
+    _history: EvalHistory = field(init=False, default_factory=EvalHistory)
     _running: StepState | None = field(init=False, default=None)
     """Of the program that runs, where it may do pending updates."""
 
@@ -117,7 +120,7 @@ class Training:
             self.boundary.end(self.step - 1)
             self._between(self.step - 1)
             self._evaluate_first()
-            while self.step <= self.config.train.last_step:
+            while self.step <= self.config.train.last_step and not self._ends_early():
                 self._step(self.step, None)
                 self.step += 1
                 self._between(self.step - 1)
@@ -129,10 +132,26 @@ class Training:
         self.commits.drain()
         self.tier.drain()
 
+    def _ends_early(self) -> bool:
+        """Whether the held-out loss has not fallen for `eval.patience`: then the run ends here."""
+        evaluation, history = self.evaluation, self._history
+        if evaluation is None or not history.has_waited(evaluation.patience):
+            return False
+        assert history.lowest is not None, "what has waited has begun"
+        step, loss = history.lowest
+        self.note(
+            f"the held-out loss has not been below {loss:.4f}, that of step {step}, for "
+            f"{history.waited} evaluations: the run ends (eval.patience)"
+        )
+        if self.trees is not None and self.trees.step != self.step - 1:
+            self._commit_tree(self.step - 1)
+        return True
+
     def _finish_interrupted(self) -> None:
         """Complete the step that an earlier process began to commit, whatever train.steps says."""
         decision = self.position.decision
         self._complete_metrics(decision.done)
+        self._history = EvalHistory(self.metrics.rows())
         if decision.action is Action.CONTINUE:
             self.commits.handoff.adopt(self.position.handoff)
             self._step(self.step, decision.segment)
@@ -184,6 +203,8 @@ class Training:
             eval_loss_before=self._loss_before if step == 1 else None,
             resumed=top is not None,
         )
+        if row.eval_loss is not None:
+            self._history.add(step, row.eval_loss)
         self.commits.then(lambda: self.metrics.append(row))
         self._keep(step)
         self.report(row)
