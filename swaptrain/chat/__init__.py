@@ -14,7 +14,15 @@ from swaptrain.chat.pool import encode_files
 from swaptrain.chat.refusal import RowError
 from swaptrain.chat.report import Report
 from swaptrain.chat.template import ChatTemplate, read_template
-from swaptrain.chat.tokens import ChatTokenizer, special_tokens
+from swaptrain.chat.tokens import ChatTokenizer, open_backend, special_tokens
 
 __all__ = ["PAD", "ChatTemplate", "ChatTokenizer", "EncodeSettings", "Packer", "Report"]
-__all__ += ["RowError", "coded", "decoded", "encode_files", "read_template", "special_tokens"]
+__all__ += [
+    "RowError",
+    "coded",
+    "decoded",
+    "encode_files",
+    "open_backend",
+    "read_template",
+    "special_tokens",
+]

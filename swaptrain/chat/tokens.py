@@ -16,7 +16,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.strict_json import read_json
 from swaptrain.units import MIB
 
-__all__ = ["ChatTokenizer", "Encoded", "special_tokens"]
+__all__ = ["ChatTokenizer", "Encoded", "open_backend", "special_tokens"]
 
 _CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
 _MOST_BYTES = 16 * MIB
@@ -53,20 +53,29 @@ def special_tokens(directory: Path) -> dict[str, str]:
     return found
 
 
+def open_backend(directory: Path) -> Any:
+    """Return what a directory's tokenizer.json says, without truncation and padding.
+
+    Raises ConfigError, naming `data.tokenizer`.
+    """
+    from tokenizers import Tokenizer
+
+    file = directory / "tokenizer.json"
+    try:
+        backend: Any = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"data.tokenizer: {file} is not usable: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 class ChatTokenizer:
     """A directory's tokenizer.json; special tokens that stand in a text are those tokens."""
 
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError, naming `data.tokenizer`."""
-        from tokenizers import Tokenizer
-
-        file = directory / "tokenizer.json"
-        try:
-            backend: Any = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"data.tokenizer: {file} is not usable: {error}") from error
-        backend.no_truncation()
-        backend.no_padding()
+        backend = open_backend(directory)
         self.special = special_tokens(directory)
         end = self.special.get("eos_token") or self.special.get("sep_token")
         self.end_id: int | None = None if end is None else backend.token_to_id(end)

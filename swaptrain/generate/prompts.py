@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swaptrain.chat import ChatTemplate, RowError, read_template, special_tokens
+from swaptrain.chat import ChatTemplate, RowError, open_backend, read_template, special_tokens
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 
@@ -87,7 +87,7 @@ class PromptCodec:
                                   "a token")  # fmt: skip
             self.pad_id = _BYTES_END
             return
-        self._backend = _loaded(source)
+        self._backend = open_backend(source)
         special = special_tokens(source)
         found = {key: self._backend.token_to_id(text) for key, text in special.items()}
         self.end_id = found.get("eos_token")
@@ -154,18 +154,3 @@ def _directory(config: Config) -> Path | None:
     raise ConfigError(
         "the run's data are tokens, and no tokenizer is known: name one with --tokenizer DIR"
     )
-
-
-def _loaded(directory: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        raise ConfigError(f"the tokenizer: there is no {file}")
-    try:
-        backend: Any = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"the tokenizer: {file} is not usable: {error}") from error
-    backend.no_truncation()
-    backend.no_padding()
-    return backend

@@ -192,7 +192,7 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "no snapshot": (["RUN", "--prompt", "w1", "--from-step", "1"], "has no snapshot of it"),
     "no tokenizer": (
         ["RUN", "--prompt", "w1", "--tokenizer", "/none"],
-        "no /none/tokenizer.json",
+        "/none/tokenizer.json is not usable",
     ),
     "no template": (["RUN", "--prompt", "w1", "--chat"], "needs a chat template"),
     "keys over a record": (["RUN", "--prompt", "w1", "--set", "a=1"], "give --config FILE"),
