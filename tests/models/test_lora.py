@@ -128,8 +128,7 @@ SAVED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", SAVED)
+@pytest.mark.parametrize(("kind", "dtype"), matrix(SAVED, DTYPES, by_pairs=False))
 def test_from_a_checkpoint_to_peft_and_back(
     kind: str, dtype: str, base: Path, tmp_path: Path
 ) -> None:

@@ -83,14 +83,23 @@ def test_losses_and_weights_equal_plain_pytorch(
     )
 
 
+POOL_MODES = ["fused", "clipped", "saving"]
+SMALLEST_POOL = {
+    *[("gpt2", "clipped"), ("llama-tied", "fused"), ("t5", "saving"), ("convolutional", "fused")],
+    *[("lstm", "clipped"), ("unet", "saving"), ("encoder-decoder", "saving"), ("gpt", "fused")],
+    ("frozen", "clipped"),
+}
+"""Each model once, each mode three times; the others run by hand."""
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     proof_but(
-        product(MODELS, ["fused", "clipped", "saving"]),
+        product(MODELS, POOL_MODES),
         ("gpt2", "clipped"),
         ("unet", "saving"),
         ("convolutional", "fused"),
-        whole=[(name, mode) for name in ("t5", "encoder-decoder") for mode in ("fused", "clipped")],
+        whole=[case for case in product(MODELS, POOL_MODES) if case not in SMALLEST_POOL],
     ),
 )
 def test_the_smallest_pool_changes_no_bit(
