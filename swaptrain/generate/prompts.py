@@ -113,7 +113,8 @@ class PromptCodec:
 
     def decode(self, ids: Any, **_: Any) -> str:
         """Return the text of tokens, without special ones."""
-        values = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        found = ids.tolist() if isinstance(ids, Tensor) else ids
+        values = [found] if isinstance(found, int) else list(found)  # a streamer asks for one too
         if self._backend is None:
             return bytes(i for i in values if i < _BYTES_END).decode("utf-8", errors="replace")
         text: str = self._backend.decode(values, skip_special_tokens=True)

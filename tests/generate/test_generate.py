@@ -13,7 +13,7 @@ from torch import nn
 from swaptrain.cli import main
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, RunError
-from swaptrain.generate import Prompt, Sampling, WeightStream
+from swaptrain.generate import Prompt, PromptCodec, Sampling, WeightStream
 from swaptrain.generate import generation as generation_module
 from swaptrain.store.read.safetensors import StreamedTensor
 from swaptrain.verbs import generate as generate_module
@@ -288,3 +288,14 @@ def test_modules_in_another_order_every_time() -> None:
             expected = x @ plain_weights[f"m{number}.weight"].T
             assert torch.equal(module[f"m{number}"](x), expected)
         assert stream.held_bytes == 2 * 256
+
+
+def test_a_streamer_asks_for_one_token_too(tmp_path: Path) -> None:
+    """After the end of a line."""
+    data = {"text": [str(tmp_path / "a.txt")], "tokenizer": "bytes"}
+    codec = PromptCodec(config_of(tmp_path / "run", {"model": {"hf": LLAMA}, "data": data}))
+    assert [codec.decode(ids) for ids in (97, [97, 10], torch.tensor([98, 256]))] == [
+        "a",
+        "a\n",
+        "b",
+    ]
