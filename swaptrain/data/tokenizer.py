@@ -122,15 +122,17 @@ class HuggingFaceTokenizer:
     def documents(self, paths: Iterable[Path]) -> Iterator[Iterable[Array]]:
         """Yield the ids of each document as one uint32 array; it is held in memory as a whole."""
         texts: list[str] = []
+        characters = 0
         for path in paths:
             try:
                 texts.append(self._text(path))
             except (OSError, NotTextError):
                 yield from self._encoded(texts)  # those before it are whole
                 raise
-            if sum(map(len, texts)) >= _MOST_CHARACTERS:
+            characters += len(texts[-1])
+            if characters >= _MOST_CHARACTERS:
                 yield from self._encoded(texts)
-                texts = []
+                texts, characters = [], 0
         yield from self._encoded(texts)
 
     def _text(self, path: Path) -> str:

@@ -121,7 +121,7 @@ def generate(
         )
     except (ConfigError, RunError):
         raise
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:  # what it says of a model or an option
         raise ConfigError(f"transformers does not generate: {described(error)}") from error
     seconds = time.perf_counter() - begun
     skipped = 1 if module.config.is_encoder_decoder else ids.shape[1]

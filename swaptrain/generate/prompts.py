@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,7 @@ class PromptCodec:
         text, messages = prompt.text, [dict(message) for message in prompt.messages]
         if text is not None and self._is_chat:
             text, messages = None, [{"role": "user", "content": text}]
+        _check_characters([text, *(message.get("content") for message in messages)])
         if self._backend is None:
             if text is None:
                 raise ConfigError("messages need a tokenizer with a chat template: --tokenizer DIR")
@@ -140,6 +141,17 @@ class PromptCodec:
         except RowError as error:
             raise ConfigError(f"the prompt cannot be written: {error}") from error
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+
+def _check_characters(texts: Iterable[Any]) -> None:
+    """Raise ConfigError for a text that holds half of a pair, or bytes that are no UTF-8."""
+    for text in texts:
+        try:
+            if isinstance(text, str):
+                text.encode()
+        except UnicodeEncodeError as error:
+            half = text[error.start : error.end]
+            raise ConfigError(f"the prompt holds {half!r}, which is no character") from error
 
 
 def _directory(config: Config) -> Path | None:

@@ -88,7 +88,13 @@ class Pretrained:
         self._check_tied()
         with torch.no_grad():
             for name in self._forms.keys() - self._parameters.keys():
-                self._places[name].copy_(self._stored(name))
+                stored, place = self._stored(name), self._places[name]
+                if self.module.get_buffer(name) is not place and stored.any():
+                    raise ConfigError(
+                        f"model.resize_to_tokenizer: it makes the buffer {name} anew, and that of "
+                        "the checkpoint is not zero: resize the checkpoint with transformers first"
+                    )
+                place.copy_(stored)
 
     @property
     def stored_names(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,10 +22,12 @@ class EvalHistory:
                 self.add(int(row["step"]), row["eval_loss"])
 
     def add(self, step: int, loss: float | None) -> None:
-        """A step was evaluated; None: with a loss that is not finite."""
-        if loss is not None and (self.lowest is None or loss < self.lowest[1]):
+        """A step was evaluated; None, as a line has it, stands for a loss that is not finite."""
+        if loss is None or not math.isfinite(loss):
+            self.waited += self.lowest is not None
+        elif self.lowest is None or loss < self.lowest[1]:
             self.lowest, self.waited = (step, loss), 0
-        elif self.lowest is not None:
+        else:
             self.waited += 1
 
     def has_waited(self, patience: int | None) -> bool:

@@ -84,7 +84,10 @@ def evaluate_run(config: Config, note: Callable[[str], None] = print) -> Evaluat
     ):
         held.enter_context(directory.locked(progress.note))
         root = directory.open(progress.note)
-        finished = not paths.spill.exists()
+        recorded = directory.recorded
+        finished = not paths.spill.exists() or (
+            recorded is not None and done >= recorded.train.last_step  # an `eval` was killed
+        )
         prepared = Prepared(directory.config, root, note)
         check_memory(config.memory.host, prepared.plan, note)
         start = Start(prepared.config, prepared, root, False, None, None, records=False)

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from swaptrain.compute.device import open_device
 from swaptrain.config.load import load_config
+from swaptrain.config.resume_rules import changes
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.generate import (
@@ -43,7 +45,23 @@ def recorded(run: Path) -> Config:
             f"the model of {run} is made by {config.model.python}, and code is not taken from a "
             "run directory: give generate --config FILE"
         )
-    return config
+    # Where it lies now, not where it was made.
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
+
+
+def _check_model(config: Config) -> None:
+    """Raise ConfigError where the config describes another model than the run has recorded."""
+    path = RunPaths(config.run.dir).config
+    if not path.exists():
+        return
+    differ = changes(load_config(path), config).refused
+    found = [change for change in differ if change.key.split(".")[0] in {"model", "lora"}]
+    if found:
+        lines = "\n".join(f"  {change}" for change in found)
+        raise ConfigError(
+            f"the run in {config.run.dir} was trained with another model; set these keys back:\n"
+            f"{lines}"
+        )
 
 
 def generate_text(
@@ -64,6 +82,7 @@ def generate_text(
     """
     run = config.run.dir
     store = live_store(run)
+    _check_model(config)
     torch.set_num_threads(config.train.threads or store.root.choices.threads)
     codec = PromptCodec(config, is_chat=is_chat, tokenizer=tokenizer)
 
@@ -90,6 +109,7 @@ def _generated(
     ids, _ = codec.encode(prompts, left=True)
     length = ids.shape[1] + sampling.max_new_tokens
     _check_length(module, length)
+    _check_ids(module, int(ids.max()))
     working = working_bytes(module, len(prompts), length)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
     again = replace(view, again=True)
@@ -135,6 +155,15 @@ def _check_length(module: torch.nn.Module, length: int) -> None:
         raise ConfigError(
             f"the prompt and --max-new-tokens are {length:,} tokens, and the model has {most:,} "
             "positions: shorten one of them"
+        )
+
+
+def _check_ids(module: Any, largest: int) -> None:
+    rows = len(module.get_input_embeddings().weight)
+    if largest >= rows:
+        raise ConfigError(
+            f"the prompt has the id {largest:,}, and the model's vocabulary {rows:,} ids: give the "
+            "tokenizer that the run was trained with"
         )
 
 

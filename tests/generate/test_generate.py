@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,11 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
     "no template": (["RUN", "--prompt", "w1", "--chat"], "needs a chat template"),
     "keys over a record": (["RUN", "--prompt", "w1", "--set", "a=1"], "give --config FILE"),
     "no file": (["RUN", "--prompts", "/none.txt"], "cannot be read"),
+    "half a pair": (["RUN", "--prompt", "w1 \ud800"], "which is no character"),
+    "a larger tokenizer": (
+        ["RUN", "--prompt", "w69", "--max-new-tokens", "2", "--tokenizer", "LARGE"],
+        "has the id 69",
+    ),
 }
 
 
@@ -205,12 +211,29 @@ def test_what_cannot_be_written_is_refused(
 ) -> None:
     """Exit 2 and one line."""
     run = str(run_of(tmp_path, MODELS["llama"]).run.dir)
+    words = {"RUN": run, "LARGE": str(tokenizer(tmp_path / "large", 71))}
     for arguments, message in REFUSALS.values():
         capsys.readouterr()
-        given = [run if word == "RUN" else word for word in arguments]
+        given = [words.get(word, word) for word in arguments]
         assert main(["generate", *given]) == 2
         said = capsys.readouterr().err
         assert message in said and said.count("\n") == 1, said
+
+
+def test_a_run_is_the_one_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy is read where it lies; another model than the run's is refused, key by key."""
+    config = run_of(tmp_path, MODELS["llama"], train={"steps": 1})
+    copy = tmp_path / "copy"
+    shutil.copytree(config.run.dir, copy, symlinks=True)
+    run_of(tmp_path, MODELS["llama"])  # goes on
+    sampling = Sampling(12)
+    said: list[str] = []
+    generate_text(generate_module.recorded(copy), PROMPTS, sampling, note=said.append)
+    generate_text(generate_module.recorded(config.run.dir), PROMPTS, sampling, note=said.append)
+    assert [line.partition(":")[0] for line in said] == ["step 1", "step 2"]
+    other = config.model.model_copy(update={"dtype": "bfloat16"})
+    with pytest.raises(ConfigError, match=r"model\.dtype: float32 -> bfloat16"):
+        generate_text(config.model_copy(update={"model": other}), PROMPTS, sampling)
 
 
 def test_a_model_that_is_code_or_writes_nothing(tmp_path: Path) -> None:

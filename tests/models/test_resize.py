@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from swaptrain.errors import ConfigError
@@ -19,6 +20,12 @@ from tests.models.test_pretrained import MODELS, loaded, saved
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, trained, weights
 
+BART: dict[str, Any] = {
+    "model_type": "bart", "vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64, "max_position_embeddings": 32, "dropout": 0.0, "pad_token_id": 1,
+    "architectures": ["BartForConditionalGeneration"],
+}  # fmt: skip
 GROWING = [name for name in MODELS if name != "resnet"]
 DORA = {"r": 2, "target_modules": ["q_proj", "v_proj"], "use_dora": True}
 
@@ -133,3 +140,25 @@ def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="resize_to_tokenizer belongs to hf"):
         model = {"python": "tests.support.models:gpt", "resize_to_tokenizer": True}
         config_of(tmp_path / "d", {**missing, "model": model})
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25])
+def test_a_buffer_that_grows(value: float, tmp_path: Path) -> None:
+    """BART's final_logits_bias is made anew, of zeros: a checkpoint's own is not lost."""
+    base, words = saved(BART, tmp_path / "base"), tokenizer(tmp_path / "words", 71)
+    file = base / "model.safetensors"
+    held = load_file(file)
+    held["final_logits_bias"] = torch.full((1, 64), value)
+    save_file(held, file, metadata={"format": "pt"})
+    config = config_of(tmp_path / "run", tree(base, "tests.support.datasets:text", words))
+    if value:
+        with pytest.raises(ConfigError, match=r"the buffer final_logits_bias anew"):
+            trained(config)
+        return
+    plain = loaded(base)
+    torch.manual_seed(5)
+    plain.resize_token_embeddings(71)
+    expected = {n: t.detach() for n, t in plain.state_dict().items()}
+    found = weights(trained(config))
+    assert_same_bits(found, {n: expected[n] for n in found})
+    assert found["final_logits_bias"].shape == (1, 71)

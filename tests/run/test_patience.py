@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ def test_the_lowest_loss_is_waited_for() -> None:
         waited.append(history.waited)
     assert waited == [0, 0, 1, 2, 3, 0, 1]
     assert history.lowest == (6, 1.0)
+    endless = EvalHistory()
+    for step, loss in enumerate([math.inf, math.nan, 2.0, math.nan, 3.0], 1):
+        endless.add(step, loss)
+    assert (endless.lowest, endless.waited) == ((3, 2.0), 2)
     lines = [{"step": n, "eval_loss": loss} for n, loss in enumerate(losses, 1)]
     again = EvalHistory([*lines, {"step": 8, "loss": 0.1}])
     assert (again.lowest, again.waited) == (history.lowest, history.waited)

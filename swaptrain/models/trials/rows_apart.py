@@ -9,6 +9,7 @@ them apart gives the same bits; and about what the row gives alone, which sums i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,17 +32,7 @@ def keeps_rows_apart(cls: type, config: object) -> bool:
     False too where it cannot be asked: no small model of it can be made, or its forward does not
     take position_ids. The generators of torch stay as they are.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = tiny_model(cls, config)
-        if model is None:
-            return False
-        with torch.no_grad():
-            randomise(model, 1.0)
-        try:
-            return _rows_are_apart(model)
-        except Exception:  # a forward may refuse this batch in any way
-            return False
+    return _tried(_rows_are_apart, cls, config)
 
 
 def reads_padding(cls: type, config: object) -> bool:
@@ -49,6 +40,11 @@ def reads_padding(cls: type, config: object) -> bool:
 
     As it does where a loss counts all tokens: of routers, say. False where it cannot be asked.
     """
+    return _tried(_padding_is_read, cls, config)
+
+
+def _tried(question: Callable[[nn.Module], bool], cls: type, config: object) -> bool:
+    """Ask a small random model of a class; False where that cannot be."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = tiny_model(cls, config)
@@ -57,7 +53,7 @@ def reads_padding(cls: type, config: object) -> bool:
         with torch.no_grad():
             randomise(model, 1.0)
         try:
-            return _padding_is_read(model)
+            return question(model)
         except Exception:  # a forward may refuse this batch in any way
             return False
 

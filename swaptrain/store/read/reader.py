@@ -84,7 +84,11 @@ class ChunkReader:
                 # A mapping beyond the end would end the process where it is read.
                 if os.fstat(file.fileno()).st_size != self._array.chunk_bytes:
                     raise self._damaged(chunk, path)
-                pages = mmap.mmap(file.fileno(), begin - page + size, mmap.MAP_PRIVATE, offset=page)
+                try:
+                    flags = mmap.MAP_PRIVATE
+                    pages = mmap.mmap(file.fileno(), begin - page + size, flags, offset=page)
+                except OSError:  # of a file system that maps nothing
+                    return np.fromfile(file, self._dtype, count, offset=begin)
             try:
                 pages.madvise(_MADV_POPULATE_READ)
             except OSError as error:
