@@ -120,7 +120,7 @@ class WeightStream:
     ) -> None:
         self._device = device
         self._sources = _sources(module, stored)
-        self._placeholders: dict[str, _Awaited] = {}
+        self._placeholders: dict[str, Any] = {}
         self._borrowed: tuple[str, Tensor] | None = None
         self._units = list(_units(module, self._sources))
         self._following = {unit.number: unit.number + 1 for unit in self._units}
@@ -185,7 +185,7 @@ class WeightStream:
                     absent = nothing.expand(fake.shape).as_subclass(_Awaited)
                     absent.bring = partial(self._bring, name)
                     self._placeholders[name] = absent
-                module._parameters[attribute] = self._placeholders[name]  # type: ignore[assignment]
+                module._parameters[attribute] = self._placeholders[name]
             unit.owner.register_forward_pre_hook(partial(self._enter, unit), prepend=True)
             unit.owner.register_forward_hook(partial(self._leave, unit), always_call=True)
 
@@ -217,7 +217,7 @@ class WeightStream:
     def _leave(self, unit: _Unit, *_: object) -> None:
         if not unit.held:
             for module, attribute, name in unit.places:
-                module._parameters[attribute] = self._placeholders[name]  # type: ignore[assignment]
+                module._parameters[attribute] = self._placeholders[name]
 
     def _bring(self, name: str) -> Tensor:
         """Return a weight that is read while its module is not called; the last one stays."""

@@ -148,8 +148,8 @@ def _device_bytes(config: Config, device: torch.device) -> int:
     return int(_DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
 
 
-def _check_length(module: torch.nn.Module, length: int) -> None:
-    config = module.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
+def _check_length(module: Any, length: int) -> None:
+    config = module.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and 0 < most < length:
         raise ConfigError(

@@ -22,7 +22,7 @@ from swaptrain.verbs.plan import plan, print_plan
 from swaptrain.verbs.train import train
 from tests.models.test_lora import MODELS, UNTIED, VARIANTS, lora_config
 from tests.models.test_pretrained import loaded, saved
-from tests.support.matrix import matrix
+from tests.support.matrix import matrix, proof_but
 from tests.support.plain import PlainRuns
 from tests.support.runs import (
     adapted,
@@ -131,7 +131,7 @@ def test_frozen_weights_of_a_plain_run(form: str, tmp_path: Path, plain_runs: Pl
     assert frozen == expected | {f"model.layers.1.{part}" for part in attention}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", proof_but(FORMS, "nf4"))
 def test_a_run_goes_on_and_what_it_stores_is_small(form: str, base: Path, tmp_path: Path) -> None:
     tree = {
         "model": {"hf": str(base), "base": form},
@@ -151,6 +151,7 @@ def test_a_run_goes_on_and_what_it_stores_is_small(form: str, base: Path, tmp_pa
         train(config_of(tmp_path / "run", other))
 
 
+@pytest.mark.proof
 def test_bytes_that_a_step_reads(tmp_path: Path) -> None:
     """A quantized weight costs a byte and its scale, or half a byte and 1/16, a pass."""
     wide = {**UNTIED, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 64}

@@ -240,6 +240,7 @@ def test_billions_of_parameters_plan_in_little_memory(tmp_path: Path) -> None:
     assert int(done.stdout.split()[-1]) * 1024 < 2 * 2**30
 
 
+@pytest.mark.proof
 def test_waiting_for_data_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

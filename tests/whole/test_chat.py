@@ -14,6 +14,7 @@ from swaptrain.verbs.plan import plan
 from tests.chat.conftest import write_tokenizer
 from tests.chat.templates import CHATML
 from tests.models.test_rows_apart import MAMBA
+from tests.support.matrix import proof_but
 from tests.support.runs import (
     assert_same_state,
     config_of,
@@ -47,8 +48,8 @@ def chat(tmp_path: Path, name: str, **sections: Any) -> Config:
     return config_of(tmp_path / name, {"model": model, "data": data, **sections})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("dtype", proof_but(["float32", "bfloat16"], "float32"))
+@pytest.mark.parametrize("packing", proof_but([True, False], True))
 def test_conversations_train_as_in_plain_pytorch(dtype: str, packing: bool, tmp_path: Path) -> None:
     """Losses and weights, bit for bit, with unequally many trained tokens in the micro-batches."""
     config = chat(
@@ -67,6 +68,7 @@ def test_conversations_train_as_in_plain_pytorch(dtype: str, packing: bool, tmp_
     assert_same_state(weights(run_dir), plain)
 
 
+@pytest.mark.proof
 def test_packing_is_recorded(tmp_path: Path) -> None:
     """What a trial found when the run began holds when it goes on."""
     config = chat(tmp_path, "run")
@@ -91,6 +93,7 @@ def test_plan_shows_the_rows(tmp_path: Path) -> None:
     assert plan(config).rows == before
 
 
+@pytest.mark.proof
 def test_a_model_that_mixes_rows_is_padded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
