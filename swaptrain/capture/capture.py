@@ -76,7 +76,9 @@ def capture(
     refuse_hidden_state(module, _changing(captured, origins))
     check_changing(_tensors(module, captured), _changing(captured, origins).values())
     tried = tried_hooks(hooks, dict(module.named_parameters()), _changing(captured, origins))
-    strides, losses = gradient_strides(trace), loss_terms(captured, trace, list(batch))
+    output = next(node for node in captured.graph.nodes if node.op == "output")
+    losses = loss_terms(captured, trace, list(batch), output.all_input_nodes[0])
+    strides = gradient_strides(trace)
     return Uncut(captured, trace, batch, parameters, origins, strides, tried, losses, checks)
 
 

@@ -7,7 +7,7 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -37,15 +37,21 @@ __all__ = ["export_graph"]
 
 _NOT_THE_MODELS = (*(f"{Path(file).parent}/" for file in (torch.__file__, swaptrain.__file__)), "<")
 """How the names of files begin that are no part of a model."""
+_Beside = Callable[[object], Collection[torch.Tensor]]
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
 class _Loss(nn.Module):
-    """Calls the model with one micro-batch and returns the loss alone."""
+    """Calls the model with one micro-batch and returns the loss alone.
 
-    def __init__(self, model: nn.Module) -> None:
+    With `beside`, in float64, [n]: the loss, and the numbers that this finds in what the model
+    returned.
+    """
+
+    def __init__(self, model: nn.Module, beside: _Beside | None) -> None:
         super().__init__()
         self.model = model
+        self.beside = beside
         self.guard = ForwardGuard(model)
         self.values: KnownInputs | None = None
 
@@ -55,6 +61,8 @@ class _Loss(nn.Module):
         with self.guard.around():  # here, since torch.export puts attributes back
             result = self.model(**batch)
         loss = loss_of(result, self.model, batch.keys())
+        if self.beside is not None:
+            loss = torch.stack([value.double() for value in (loss, *self.beside(result))])
         outliving = self.guard.last.tensors.values()
         return (loss, *outliving) if outliving else loss
 
@@ -65,10 +73,12 @@ def export_graph(
     batch: Mapping[str, torch.Tensor],
     *,
     train: bool = True,
+    beside: _Beside | None = None,
 ) -> fx.GraphModule:
     """Return the training graph of `module` on batches shaped like `batch`.
 
-    Without `train`, the graph of the mode that it is in.
+    Without `train`, the graph of the mode that it is in. With `beside` it gives a vector: the loss
+    and the numbers that this finds in what the model returned.
 
     Parameters and buffers are `get_attr` nodes whose target is `model.<name>`, the tensors of the
     batch are placeholders `batch_<key>` in the order of `batch`, and the output is the loss.
@@ -77,7 +87,7 @@ def export_graph(
     check_arguments(module, batch)
     if train:
         module.train()
-    wrapper = _Loss(module)
+    wrapper = _Loss(module, beside)
     return repeatable_graph(
         module,
         wrapper.guard,

@@ -108,7 +108,10 @@ class Operations:
     def evaluate(
         self, instruction: Instruction, slabs: Slabs, *, weights: StepWeights | None = None
     ) -> Tensor | None:
-        """Run a forward in evaluation mode; return the loss where the segment makes it."""
+        """Run a forward in evaluation mode; return what it gives where the segment makes that.
+
+        A vector in float64, [n]: the loss, and the numbers beside it.
+        """
         self.device.begin(instruction.segment)
         graph = instruction.graph
         operands = self._operands(instruction, slabs)
@@ -116,7 +119,7 @@ class Operations:
             graph, instruction.segment, instruction.micro_batch, operands, weights
         )
         self._store_outputs(instruction, slabs, outputs)
-        return outputs.get(self._captured.evaluations[graph].spec.loss)
+        return outputs.get(self._captured.evaluations[graph].spec.given)
 
     def backward(
         self,

@@ -391,12 +391,24 @@ class MemoryConfig(Section):
 class KeepConfig(Section):
     """Snapshots of earlier steps, to which `--from-step N` goes back."""
 
-    every: Positive
+    every: Positive | None = None
     """A snapshot is made of each step whose number is a multiple of this. With
-    `store.commit.every` > 1 such a step is committed."""
+    `store.commit.every` > 1 such a step is committed. null: of the `best` alone."""
     last: Positive = 2
-    """How many are kept; the oldest goes when there is one more. Each takes the disk of the state
-    once more, reserved at the start."""
+    """How many of every so many steps are kept; the oldest goes when there is one more. Each takes
+    the disk of the state once more, reserved at the start."""
+    best: Positive | None = None
+    """How many are kept of the steps of lowest held-out loss (`eval`) beside those; one that is as
+    low as an earlier one is not lower. Each takes the disk of the state once more, too. With
+    `store.commit.every` > 1 such a step is committed. null: none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> KeepConfig:
+        if self.every is None and self.best is None:
+            raise ValueError(
+                "names no steps: give every (each so many), best (of lowest held-out loss), or both"
+            )
+        return self
 
 
 class CommitConfig(Section):
@@ -495,6 +507,11 @@ class Config(Section):
             raise ValueError(
                 f"memory.device is {format_size(self.memory.device)}, but device is cpu, where "
                 "only memory.host counts: set memory.device to null"
+            )
+        if self.store.keep is not None and self.store.keep.best and self.eval is None:
+            raise ValueError(
+                "store.keep.best keeps steps of lowest held-out loss, and there is no eval section "
+                "that measures it"
             )
         if self.model.resize_to_tokenizer and self.data.tokenizer == "bytes":
             raise ValueError(

@@ -13,6 +13,8 @@ class EvalHistory:
     """Losses by step, in order; begun from the lines of metrics.jsonl."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.losses: dict[int, float] = {}
+        """By step, those that are numbers."""
         self.lowest: tuple[int, float] | None = None
         """Step and loss."""
         self.waited = 0
@@ -25,7 +27,9 @@ class EvalHistory:
         """A step was evaluated; None, as a line has it, stands for a loss that is not finite."""
         if loss is None or not math.isfinite(loss):
             self.waited += self.lowest is not None
-        elif self.lowest is None or loss < self.lowest[1]:
+            return
+        self.losses[step] = loss
+        if self.lowest is None or loss < self.lowest[1]:
             self.lowest, self.waited = (step, loss), 0
         else:
             self.waited += 1

@@ -139,7 +139,7 @@ class Progress:
         )
         now_s = self._clock()
         quick = now_s - self._printed_s < _SCROLLBACK_S
-        if self._live is not None and quick and metrics.eval_loss is None:
+        if self._live is not None and quick and metrics.held_out is None:
             self._last_line = line
             self._draw(now_s)
         else:

@@ -24,8 +24,8 @@ def progress_line(
     """
     step_s = max(metrics.step_s, 1e-9)
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
-    if metrics.eval_loss is not None:
-        parts.append(f"eval {metrics.eval_loss:.4f}")
+    if metrics.held_out is not None:
+        parts.append(metrics.held_out.text())
     parts.append(format_duration(metrics.step_s))
     parts.append(f"{_rate(metrics.tokens / step_s)} tok/s")
     if metrics.read_bytes:

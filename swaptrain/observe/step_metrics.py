@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swaptrain.observe.eval_result import EvalResult
+
 __all__ = ["StepMetrics", "time_stamp"]
 
 
@@ -52,19 +54,21 @@ class StepMetrics:
     """None on a CPU device."""
     roofline_fraction: float | None = None
     """The step's floor / its time (docs/design.md, "The cost of a step"); None: not known."""
-    eval_loss: float | None = None
-    """Held-out loss after this step; the row has it only where it was measured."""
-    eval_loss_before: float | None = None
-    """Held-out loss before this step; the row has it only where it was measured."""
+    held_out: EvalResult | None = None
+    """After this step; the row has it, as `eval_...`, only where it was measured."""
+    held_out_before: EvalResult | None = None
+    """Before this step, as `eval_..._before`."""
     resumed: bool = False
     """Another process began this step; the row has it only where true."""
 
     def row(self) -> dict[str, Any]:
         """Return the row of metrics.jsonl."""
         row = asdict(self)
-        for key in ("eval_loss", "eval_loss_before"):
-            if row[key] is None:
-                del row[key]
+        del row["held_out"], row["held_out_before"]
+        if self.held_out is not None:
+            row |= self.held_out.row()
+        if self.held_out_before is not None:
+            row |= {f"{key}_before": value for key, value in self.held_out_before.row().items()}
         if not self.resumed:
             del row["resumed"]
         return row

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swaptrain.config.schema import Config
+from swaptrain.config.schema import Config, KeepConfig
 from swaptrain.data.corpus import find_files
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
@@ -17,11 +17,12 @@ from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import free_bytes
 from swaptrain.store.paths import RunPaths
+from swaptrain.store.slots.keeping import Keeping
 from swaptrain.store.slots.snapshot_links import snapshot_paths
 from swaptrain.units import format_size
 
 __all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
-__all__ += ["other_bytes", "slot_counts", "snapshot_count", "spare_bytes"]
+__all__ += ["keeping", "other_bytes", "slot_counts", "snapshot_count", "spare_bytes"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,15 @@ class DiskNeed:
         return self.slots_bytes + self.spill_bytes + self.data_bytes
 
 
+def keeping(keep: KeepConfig) -> Keeping:
+    """Return which steps `store.keep` keeps."""
+    return Keeping(keep.every, keep.last, keep.best)
+
+
 def snapshot_count(config: Config) -> int:
     """Return how many snapshots a run may have at a time; without `store.keep` those it has."""
     keep = config.store.keep
-    return keep.last if keep is not None else len(snapshot_paths(config.run.dir))
+    return keeping(keep).count if keep is not None else len(snapshot_paths(config.run.dir))
 
 
 def disk_needs(
@@ -99,7 +105,7 @@ def check_disk(needs: list[DiskNeed], run_dir: Path, note: Callable[[str], None]
             ways = "make room"
             if snapshots_bytes:
                 text += f"{format_size(snapshots_bytes)} of it for snapshots, "
-                ways += ", lower store.keep.last"
+                ways += ", lower store.keep.last or store.keep.best"
             if reserved:
                 text += f"{format_size(reserved.get(device, 0))} of it are the run's already, "
             text += f"{format_size(free)} are free: {ways}"

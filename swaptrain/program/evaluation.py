@@ -26,7 +26,8 @@ class EvaluationSpec:
     slices: tuple[SegmentSpec, ...]
     """In the order of the forward. They own nothing: they read what training's segments own."""
     values: Mapping[str, ValueSpec]
-    loss: str
+    given: str
+    """The value of the last slice: a vector that begins with the loss."""
 
 
 def value_prefix(number: int) -> str:

@@ -22,6 +22,7 @@ from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.trace import TraceFile
+from swaptrain.plan.disk_budget import keeping
 from swaptrain.plan.planner import Plan
 from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.ram_budget import useful_bytes
@@ -192,7 +193,7 @@ def _snapshots(config: Config, plan: Plan, parts: Parts) -> Snapshots | None:
     keep, segments = config.store.keep, list(plan.layouts.state)
     if keep is None:
         return None
-    return Snapshots(parts.slots, segments, every=keep.every, last=keep.last, root=parts.root)
+    return Snapshots(parts.slots, segments, keeping=keeping(keep), root=parts.root)
 
 
 def _measured_plan(prepared: Prepared) -> Plan:

@@ -56,6 +56,8 @@ class StepState:
     unit: CommitUnit = "segment"
     """Segments with store.commit.every 1; with a larger one the store, in a step that commits."""
     ledger: Ledger = field(default_factory=Ledger)
+    beside: dict[int, list[float]] = field(default_factory=dict)
+    """Of an evaluation, by batch: the numbers beside its loss."""
     update_ledger: Ledger | None = None
     """Of the update's step, when it is not the step that runs."""
     updated: set[int] = field(default_factory=set)
@@ -177,7 +179,9 @@ class Executor:
             if not instruction.goes_on:
                 state.ledger.norms.update(norms)
         elif done.made is not None:
-            state.ledger.losses[instruction.micro_batch] = float(done.made)
+            loss, *beside = done.made.reshape(-1).tolist()
+            state.ledger.losses[instruction.micro_batch] = loss
+            state.beside[instruction.micro_batch] = beside
         self._guard.check()
         # What this instruction did counts from here on, and a kill behind it must not find more
         # than one segment's work undone: so first what the visit before left has to be written.

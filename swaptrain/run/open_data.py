@@ -52,8 +52,8 @@ def open_evaluation(
     weights = HeldOutWeights(
         held_out, prepared.plan.captured, by_tokens=prepared.weighting.by_tokens
     )
-    if weights.remark:
-        note(weights.remark)
+    for remark in weights.remarks:
+        note(remark)
     return Evaluation(weights, config.eval.every, config.eval.first, config.eval.patience)
 
 

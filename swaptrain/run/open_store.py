@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from swaptrain.config.schema import Config
 from swaptrain.durable.disk_backing import DiskBacking
-from swaptrain.plan.disk_budget import snapshot_count
+from swaptrain.observe.eval_history import EvalHistory
+from swaptrain.observe.metrics import MetricsFile
+from swaptrain.plan.disk_budget import keeping, snapshot_count
 from swaptrain.plan.prepare import Prepared
 from swaptrain.run.create_store import Creation, open_slots, root_record
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord, create_root
-from swaptrain.store.paths import TREES
+from swaptrain.store.paths import TREES, RunPaths
 from swaptrain.store.slots.recovery_rules import flush_everything
 from swaptrain.store.slots.slots import Slots
-from swaptrain.store.slots.snapshots import clear_unfinished, drop_snapshots, list_snapshots
+from swaptrain.store.slots.snapshots import clear_unfinished, drop_surplus
 
 __all__ = ["open_store"]
 
@@ -40,7 +43,7 @@ def open_store(
     clear_unfinished(run_dir)
     slots = Slots(run_dir, config.store.paths, trees=trees)
     if keep is not None:
-        drop_snapshots(slots, list_snapshots(run_dir)[: -keep.last])
+        drop_surplus(slots, keeping(keep), _losses(run_dir) if keep.best else {})
     count = snapshot_count(config)
     open_slots(slots, plan.layouts, plan, trees=trees, snapshots=count)
     creation = Creation(run_dir, plan, slots, backing, io)
@@ -54,6 +57,11 @@ def open_store(
         creation.open()
     prepared.built.initial.forget()
     return slots, root
+
+
+def _losses(run_dir: Path) -> dict[int, float]:
+    with MetricsFile(RunPaths(run_dir).metrics) as metrics:
+        return EvalHistory(metrics.rows()).losses
 
 
 def _create(

@@ -22,6 +22,7 @@ from swaptrain.errors import StoppedBySignal
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.eval_history import EvalHistory
+from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.step_metrics import StepMetrics, time_stamp
 from swaptrain.plan.planner import Plan
@@ -97,8 +98,8 @@ class Training:
     """Segments whose update waits for the norms of the whole step."""
     _ledger: Ledger = field(init=False)
     """Of the step before."""
-    _loss_before: float | None = field(init=False, default=None)
-    """Held-out loss before step 1; None where a process began behind that."""
+    _before: EvalResult | None = field(init=False, default=None)
+    """What the held-out data said before step 1; None where a process began behind that."""
     _history: EvalHistory = field(init=False, default_factory=EvalHistory)
     _running: StepState | None = field(init=False, default=None)
     """Of the program that runs, where it may do pending updates."""
@@ -199,12 +200,12 @@ class Training:
             peak_host_bytes=self._peak_host_bytes(),
             peak_device_bytes=self.plan.operations.device.peak_bytes(),
             roofline_fraction=self._roofline(moved, state, step_s),
-            eval_loss=self._evaluate(step),
-            eval_loss_before=self._loss_before if step == 1 else None,
+            held_out=self._evaluate(step),
+            held_out_before=self._before if step == 1 else None,
             resumed=top is not None,
         )
-        if row.eval_loss is not None:
-            self._history.add(step, row.eval_loss)
+        if row.held_out is not None:
+            self._history.add(step, row.held_out.loss)
         self.commits.then(lambda: self.metrics.append(row))
         self._keep(step)
         self.report(row)
@@ -233,10 +234,14 @@ class Training:
 
         Behind everything of the step and before anything of the next one: what is live then is it.
         """
-        snapshots = self.snapshots
-        if snapshots is not None and snapshots.due(step):
+        snapshots, losses = self.snapshots, self._history.losses
+        if snapshots is None or not snapshots.due(step, losses):
+            return
+        if self.trees is None:
             self._flush(step)
-            self.commits.then(lambda: snapshots.make(step))
+        elif self.trees.step != step:
+            self._commit_tree(step)
+        self.commits.then(lambda: snapshots.make(step, losses))
 
     def _program(self, step: int, top: int | None) -> Program:
         """Return the program of a step; of the one that an earlier process began, what is left."""
@@ -360,7 +365,7 @@ class Training:
                 step_s=0.0,
                 epoch=self._epoch(done),
                 ended_at=time_stamp(),
-                eval_loss=self._evaluate(done),
+                held_out=self._evaluate(done),
                 resumed=True,
             )
             self.metrics.append(row)
@@ -369,12 +374,12 @@ class Training:
         items = step * self.data.micro_batch * self.data.micro_batches
         return round(items / len(self.data), 4)
 
-    def _evaluate(self, step: int) -> float | None:
-        """Return the held-out loss after `step` when it is due."""
+    def _evaluate(self, step: int) -> EvalResult | None:
+        """Return what the held-out data says after `step` when it is due."""
         if self.evaluation is None or step % self.evaluation.every:
             return None
         self._flush(step)
-        return self._held_out_loss(self.evaluation, step)
+        return self._held_out(self.evaluation, step)
 
     def _evaluate_first(self) -> None:
         """Take the held-out loss of what the run begins from, before anything of step 1."""
@@ -382,16 +387,15 @@ class Training:
         if evaluation is None or not evaluation.first or self.step > 1:
             return
         if self.config.train.last_step:
-            self._loss_before = self._held_out_loss(evaluation, 0)
-            self.note(f"before step 1: eval {self._loss_before:.4f}")
+            self._before = self._held_out(evaluation, 0)
+            self.note(f"before step 1: {self._before.text()}")
 
-    def evaluate(self) -> tuple[float, int]:
-        """Return the held-out loss of the last step that is done, and of how many items it is."""
+    def evaluate(self) -> EvalResult:
+        """Return what the held-out data says of the last step that is done."""
         assert self.evaluation is not None, "there is held-out data"
-        loss = self._held_out_loss(self.evaluation, self.step - 1)
-        return loss, self.evaluation.weights.items
+        return self._held_out(self.evaluation, self.step - 1)
 
-    def _held_out_loss(self, evaluation: Evaluation, step: int) -> float:
+    def _held_out(self, evaluation: Evaluation, step: int) -> EvalResult:
         weights, program = evaluation.weights, self.plan.builder.evaluation()
         state = StepState(
             step=step,
@@ -401,7 +405,8 @@ class Training:
             batch_weights=weights.by_batch(),
         )
         self.executor.run(program, state, self._following(step))
-        return weights.loss(state.ledger.in_order())
+        beside = [state.beside[m] for m in sorted(state.beside)]
+        return weights.result(state.ledger.in_order(), beside)
 
     def _following(self, step: int) -> Program:
         return self.plan.step if step < self.config.train.last_step else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.progress import Progress
 from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.ram_budget import check_memory
@@ -31,25 +31,14 @@ class Evaluated:
     """What the held-out data says of a step."""
 
     step: int
-    loss: float
+    found: EvalResult
     items: int
-    by_tokens: bool
-    """Whether it is a mean over tokens."""
     seconds: float
-
-    @property
-    def perplexity(self) -> float | None:
-        """The exponential of a mean over tokens; None where the loss is another mean."""
-        if not self.by_tokens:
-            return None
-        return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def line(self) -> str:
         """Return it for a person."""
-        parts = [f"step {self.step}", f"eval {self.loss:.4f}"]
-        if self.perplexity is not None:
-            parts.append(f"perplexity {self.perplexity:,.2f}")
-        return " | ".join([*parts, f"{self.items:,} items", format_duration(self.seconds)])
+        last = f"{self.items:,} items", format_duration(self.seconds)
+        return " | ".join([f"step {self.step}", self.found.text(), *last])
 
 
 def evaluate_run(config: Config, note: Callable[[str], None] = print) -> Evaluated:
@@ -93,8 +82,9 @@ def evaluate_run(config: Config, note: Callable[[str], None] = print) -> Evaluat
         start = Start(prepared.config, prepared, root, False, None, None, records=False)
         training = open_run(start, held, progress, stop, lambda *_: None)
         begun = time.perf_counter()
-        loss, items = training.evaluate()
+        found = training.evaluate()
         seconds = time.perf_counter() - begun
         if finished:
             finish(training, stop)
-    return Evaluated(done, loss, items, prepared.weighting.by_tokens, seconds)
+    assert training.evaluation is not None
+    return Evaluated(done, found, training.evaluation.weights.items, seconds)

@@ -96,7 +96,7 @@ def segment_losses(
     runner, losses = Runner(captured, seed=0, micro_batches=1), []
     for number, (graph, batch) in enumerate(zip(captured.evaluations, batches, strict=True)):
         spec = graph.spec
-        prefix = spec.loss.partition(".")[0]
+        prefix = spec.given.partition(".")[0]
         values = {f"{prefix}.batch.{key}": tensor for key, tensor in batch.items()}
         for part in spec.slices:
             operands = Operands(
@@ -106,7 +106,7 @@ def segment_losses(
             )
             for name, tensor in runner.evaluate(number, part.index, 0, operands).items():
                 values[name] = stored(tensor, spec.values[name].tensor.stride)
-        losses.append(float(values[spec.loss]))
+        losses.append(float(values[spec.given][0]))
     assert all(torch.equal(b, buffers[n]) for n, b in module.named_buffers() if n in buffers)
     return losses
 

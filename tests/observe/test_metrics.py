@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swaptrain.errors import RunError
+from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.metrics import MetricsFile, StepMetrics
 
 
@@ -127,7 +128,7 @@ def test_a_step_has_the_documented_fields(path: Path) -> None:
     """The row has the fields of the design; eval_loss and resumed only where there is something."""
     plain = StepMetrics(step=1, loss=2.0, lr=0.1, tokens=10, step_s=1.5)
     more = StepMetrics(
-        step=2, loss=2.0, lr=0.1, tokens=10, step_s=1.5, eval_loss=math.inf, resumed=True
+        step=2, loss=2.0, lr=0.1, tokens=10, step_s=1.5, held_out=EvalResult(math.inf), resumed=True
     )
     with MetricsFile(path) as file:
         file.append(plain)
@@ -162,7 +163,10 @@ def test_each_field_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     keys = re.findall(r"`(\w+)`", " ".join(first))
-    assert keys == [field.name for field in fields(StepMetrics)]
+    expected = [field.name for field in fields(StepMetrics) if "held_out" not in field.name]
+    found = EvalResult(1.0, by_tokens=True, scalars={"accuracy": 0.5, "NAME": 1.0})
+    expected[-1:-1] = [*found.row(), "eval_loss_before"]
+    assert keys == expected
 
 
 def test_short_reads_cut_no_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

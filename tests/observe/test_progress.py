@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.progress_line import progress_line
 from swaptrain.observe.step_metrics import StepMetrics
@@ -71,7 +72,9 @@ def test_the_line_of_a_step() -> None:
 def test_the_line_leaves_out_what_is_not_known() -> None:
     """No disk traffic, no budget, last step, a loss that is not finite, a step of no time."""
     line = progress_line(
-        metrics(step=200, loss=math.nan, step_s=0.0, eval_loss=2.5), total_steps=200, eta_s=0.0
+        metrics(step=200, loss=math.nan, step_s=0.0, held_out=EvalResult(2.5)),
+        total_steps=200,
+        eta_s=0.0,
     )
     assert line.startswith("step 200/200 | loss nan | eval 2.5000 | 0.0 ms | ")
     assert "read" not in line
@@ -167,7 +170,9 @@ def test_quick_steps_do_not_flood_the_terminal(monkeypatch: pytest.MonkeyPatch) 
         for step in range(1, 1001):
             progress.tick(step, "forward", 0, 2)
             clock.now_s += 0.01
-            progress.step_done(metrics(step, step_s=0.01, eval_loss=2.5 if step == 17 else None))
+            progress.step_done(
+                metrics(step, step_s=0.01, held_out=EvalResult(2.5) if step == 17 else None)
+            )
         progress.finish("done")
     assert 10 <= len(printed) <= 14
     assert printed[0].startswith("step 17/1000")

@@ -50,8 +50,8 @@ def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
     blind = trained(job(tmp_path / "run", settings, eval=None))
     before = kept(blind)
     found = evaluate_run(config)
-    assert (found.step, found.loss) == (2, watched[-1]["eval_loss"])
-    assert evaluate_run(config).loss == found.loss
+    assert (found.step, found.found.loss) == (2, watched[-1]["eval_loss"])
+    assert evaluate_run(config).found == found.found
     assert kept(blind) == before
     whole = trained(job(tmp_path / "whole", settings, steps=4, eval=None))
     assert_same_bits(
@@ -64,7 +64,7 @@ def test_a_run_of_no_steps_has_a_loss(tmp_path: Path) -> None:
     config = job(tmp_path / "run", steps=0)
     trained(config)
     found = evaluate_run(config)
-    assert found.step == 0 and found.loss == pytest.approx(4.16, abs=0.3)
+    assert found.step == 0 and found.found.loss == pytest.approx(4.16, abs=0.3)
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Pa
     begun = job(tmp_path / "begun", settings, steps=0)
     trained(begun)
     found = rows(trained(job(tmp_path / "run", settings)))
-    assert found[0]["eval_loss_before"] == evaluate_run(begun).loss
+    assert found[0]["eval_loss_before"] == evaluate_run(begun).found.loss
     assert "eval_loss_before" not in found[1]
     without = job(
         tmp_path / "off", settings, eval={**TEXT, "every": 1, "batches": 3, "first": False}

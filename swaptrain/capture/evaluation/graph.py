@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx, nn
@@ -13,7 +14,9 @@ from swaptrain.capture.checks.batch_checks import BatchChecks
 from swaptrain.capture.checks.split import take_checks
 from swaptrain.capture.constants import hoist_constants
 from swaptrain.capture.evaluation.mode import eager_fast_paths, evaluating
+from swaptrain.capture.evaluation.numbers import Numbers, add_numbers, loss_node
 from swaptrain.capture.export import export_graph
+from swaptrain.capture.forward.loss import scalars_of
 from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
 from swaptrain.capture.segments import Binding
@@ -32,7 +35,9 @@ class UncutEvaluation:
     trace: Trace
     batch: Mapping[str, torch.Tensor]
     origins: Mapping[fx.Node, Binding]
-    loss: fx.Node
+    given: fx.Node
+    """A vector in float64: the loss, and `numbers`."""
+    numbers: Numbers
     batches: int
     """How many batches of this size one evaluation has."""
     losses: LossTerms
@@ -61,11 +66,26 @@ def capture_evaluation(
     not accept the model in evaluation mode, where it returns no loss there, and where one batch
     would change the loss of the next.
     """
-    try:
+
+    def with_numbers(of: Callable[[object], Mapping[str, torch.Tensor]]) -> UncutEvaluation:
+        names: list[str] = []
+
+        def beside(result: object) -> Collection[torch.Tensor]:
+            found = of(result)
+            names[:] = found
+            return found.values()
+
         with torch.no_grad(), evaluating(module), eager_fast_paths():
-            captured = export_graph(module, fake_mode, batch, train=False)
-        return _uncut(module, fake_mode, captured, batch, training, batches)
+            captured = export_graph(module, fake_mode, batch, train=False, beside=beside)
+        return _uncut(module, fake_mode, captured, names, batch, training, batches)
+
+    try:
+        return with_numbers(scalars_of)
     except CaptureError as error:
+        with contextlib.suppress(CaptureError):  # the same one, or one of the loss
+            found = with_numbers(lambda _: {})
+            remark = f"what the forward returns beside its loss is not averaged: {error}"
+            return replace(found, numbers=replace(found.numbers, remark=remark))
         items = len(next(iter(batch.values())))
         raise CaptureError(
             f"eval: the loss of {type(module).__name__} in evaluation mode (module.eval()), of a "
@@ -78,6 +98,7 @@ def _uncut(
     module: nn.Module,
     fake_mode: FakeTensorMode,
     captured: fx.GraphModule,
+    names: Sequence[str],
     batch: Mapping[str, torch.Tensor],
     training: Uncut,
     batches: int,
@@ -94,6 +115,8 @@ def _uncut(
         trace = traced()
     if _drop_dead(captured, trace):
         trace = traced()
+    numbers = add_numbers(captured, trace, names)
+    trace = traced()
     _check_writes(captured, trace, parameters)
     if replace_inplace(captured, trace):
         trace = traced()
@@ -102,17 +125,19 @@ def _uncut(
     if hoist_constants(captured, trace, state):
         trace = traced()
     output = next(node for node in captured.graph.nodes if node.op == "output")
-    (loss,) = output.all_input_nodes
-    if loss.op != "call_function":
+    (given,) = output.all_input_nodes
+    loss = loss_node(captured)
+    if all(node.op != "call_function" for node in loss.all_input_nodes):
         raise CaptureError("it depends neither on the batch nor on a parameter there")
     return UncutEvaluation(
         captured=captured,
         trace=trace,
         batch=batch,
         origins=_origins(captured, parameters, state, list(batch)),
-        loss=loss,
+        given=given,
+        numbers=numbers,
         batches=batches,
-        losses=_losses(captured, trace, list(batch), state),
+        losses=_losses(captured, trace, list(batch), state, loss),
         checks=checks,
         flagged=frozenset(name for name, p in module.named_parameters() if p.requires_grad),
         own_attributes=own_attributes,
@@ -194,10 +219,14 @@ def _state(captured: fx.GraphModule, training: Uncut) -> dict[str, str]:
 
 
 def _losses(
-    captured: fx.GraphModule, trace: Trace, keys: list[str], state: Mapping[str, str]
+    captured: fx.GraphModule,
+    trace: Trace,
+    keys: list[str],
+    state: Mapping[str, str],
+    loss: fx.Node,
 ) -> LossTerms:
     """Return the terms of the loss; of one that counts by what training changes, none."""
-    losses = loss_terms(captured, trace, keys)
+    losses = loss_terms(captured, trace, keys, loss)
     if losses.counter is not None and losses.counter.reads & state.keys():
         return LossTerms(reason="what it counts depends on buffers that training changes")
     return losses

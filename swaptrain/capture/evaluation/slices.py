@@ -16,6 +16,7 @@ from torch import fx
 from swaptrain.capture.checks.batch_checks import BatchChecks
 from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.evaluation.graph import UncutEvaluation
+from swaptrain.capture.evaluation.numbers import Numbers
 from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.segments import Binding, SegmentGraph, slice_graph
 from swaptrain.capture.trace import resolve_attribute
@@ -40,6 +41,8 @@ class EvaluationGraph:
     terms: tuple[tuple[int, ...], ...]
     """By slice: the counted terms of the loss that it computes."""
     losses: LossTerms
+    numbers: Numbers
+    """What it gives beside the loss."""
     checks: BatchChecks
     constants: Mapping[str, torch.Tensor]
     flagged: frozenset[str]
@@ -63,7 +66,7 @@ def _slice(
     prefix = value_prefix(number)
     cuts = _cuts(uncut, model)
     found, codes = slice_graph(
-        uncut.captured, uncut.trace, cuts, uncut.origins, uncut.loss, uncut.losses
+        uncut.captured, uncut.trace, cuts, uncut.origins, uncut.given, uncut.losses
     )
     parts = [_named(part, prefix) for part in found]
     slices = tuple(
@@ -81,13 +84,14 @@ def _slice(
             batches=uncut.batches,
             slices=slices,
             values=_values(uncut, parts, slices, prefix),
-            loss=f"{prefix}{uncut.loss.name}",
+            given=f"{prefix}{uncut.given.name}",
         ),
         codes={first_class + i: code.train for i, code in enumerate(codes)},
         bindings=tuple(part.bindings for part in parts),
         random=tuple(tuple(f"{prefix}{name}" for name in part.random) for part in parts),
         terms=tuple(part.terms for part in parts),
         losses=uncut.losses,
+        numbers=uncut.numbers,
         checks=uncut.checks,
         constants=constants,
         flagged=uncut.flagged,

@@ -11,7 +11,7 @@ from torch import nn
 
 from swaptrain.errors import CaptureError
 
-__all__ = ["NoLossError", "loss_of"]
+__all__ = ["NoLossError", "loss_of", "scalars_of"]
 
 _CURE = (
     "Let forward(**batch) return a scalar tensor, or put it first in a tuple, under 'loss' in a "
@@ -19,6 +19,8 @@ _CURE = (
 )
 _LOSS_ARGUMENTS = ("label", "loss", "target", "positions")
 """Parts of the names of arguments that a forward computes its loss from."""
+_NOT_SCALARS = ("loss", "perplexity", "loss_before", "perplexity_before")
+"""Names that a row has for the loss itself."""
 _MOST = 8
 """How many names a message lists."""
 
@@ -53,6 +55,28 @@ def loss_of(
             f"with .mean(){_weighted(found)}"
         )
     return found if found.ndim == 0 else found.reshape(())
+
+
+def scalars_of(result: object) -> dict[str, torch.Tensor]:
+    """Return what a forward gave beside its loss that is one number, by name.
+
+    Those are the tensors without dimensions in a dict, a named tuple or the fields of an object.
+    """
+    if isinstance(result, Mapping):
+        fields = dict(result)
+    elif hasattr(result, "_asdict"):
+        fields = result._asdict()
+    else:
+        fields = getattr(result, "__dict__", {})
+    return {
+        name: value
+        for name, value in fields.items()
+        if isinstance(name, str)
+        and name not in _NOT_SCALARS
+        and isinstance(value, torch.Tensor)
+        and value.ndim == 0
+        and not value.is_complex()
+    }
 
 
 def _find(result: object, model: nn.Module | None, given: Collection[str]) -> object:

@@ -64,14 +64,15 @@ class LossTerms:
     """Why they cannot."""
 
 
-def loss_terms(captured: fx.GraphModule, trace: Trace, keys: Sequence[str]) -> LossTerms:
+def loss_terms(
+    captured: fx.GraphModule, trace: Trace, keys: Sequence[str], loss: fx.Node
+) -> LossTerms:
     """Return the terms of the loss of a captured graph.
 
     `keys` are those of the batch in the order of the graph's placeholders.
     """
-    output = next(node for node in captured.graph.nodes if node.op == "output")
     walk = _TermWalk(captured, trace)
-    reason = walk.descend(output.all_input_nodes[0])
+    reason = walk.descend(loss)
     if not reason and not walk.targets:
         reason = "it has no cross entropy that is a mean over the labels of a batch"
     if reason:

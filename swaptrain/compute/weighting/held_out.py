@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from swaptrain.capture.losses.weighting import StepWeights, held_out_weights
 from swaptrain.compute.gradient_norms import held_out_loss
 from swaptrain.data.batches import Batches
 from swaptrain.errors import RunError
+from swaptrain.observe.eval_result import EvalResult
 
 __all__ = ["HeldOutWeights"]
 
@@ -32,13 +33,16 @@ class HeldOutWeights:
         self._checks = [g.checks for g in captured.evaluations for _ in range(g.spec.batches)]
 
     @property
-    def remark(self) -> str:
-        """What a start says where steps weigh tokens and evaluations cannot; else nothing."""
+    def remarks(self) -> Iterator[str]:
+        """What a start says: of numbers that evaluations do not have."""
+        yield from dict.fromkeys(
+            graph.numbers.remark for graph in self._captured.evaluations if graph.numbers.remark
+        )
         if not self._by_tokens or self._counters() is not None:
-            return ""
+            return
         reasons = (graph.losses.reason for graph in self._captured.evaluations)
         why = next(filter(None, reasons), "its batches have losses of different terms")
-        return (
+        yield (
             f"the loss in evaluation mode cannot be weighted by tokens: {why}. Each held-out item "
             "weighs alike"
         )
@@ -62,9 +66,32 @@ class HeldOutWeights:
         """Return how each batch weighs the terms of its loss; nothing where all are means."""
         return self._weights or ()
 
-    def loss(self, losses: Sequence[float]) -> float:
-        """Return the loss of the evaluation from those of its batches, in their order."""
-        return held_out_loss(losses, self._items, summed=self._weights is not None)
+    def result(self, losses: Sequence[float], beside: Sequence[Sequence[float]]) -> EvalResult:
+        """Return what was found from what the batches gave, in their order.
+
+        A number beside the loss is a mean: over tokens where the loss is one over one count of
+        them, else over items. Accuracy is the share of all labels that the loss counts.
+        """
+        numbers = [g.numbers for g in self._captured.evaluations for _ in range(g.spec.batches)]
+        by_name = [
+            dict(zip(each.scalars, given, strict=False))
+            for each, given in zip(numbers, beside, strict=True)
+        ]
+        shares: list[float] = list(self._items)
+        if self._weights is not None and all(len(counts) == 1 for counts in self._counts):
+            shares = [counts[0] for counts in self._counts]
+        scalars = {
+            name: sum(s * found[name] for s, found in zip(shares, by_name, strict=True) if s)
+            / sum(shares)
+            for name in by_name[0]
+            if all(name in found for found in by_name)
+        }
+        if all(each.has_accuracy for each in numbers):
+            right, counted = (sum(given[n] for given in beside) for n in (-2, -1))
+            if counted:
+                scalars["accuracy"] = right / counted
+        loss = held_out_loss(losses, self._items, summed=self._weights is not None)
+        return EvalResult(loss, self._by_tokens, scalars)
 
     @cached_property
     def _weights(self) -> list[StepWeights] | None:
@@ -72,16 +99,20 @@ class HeldOutWeights:
 
         Raises RunError where no batch has anything that its loss counts.
         """
-        counters = self._counters()
-        if counters is None:
+        if self._counters() is None:
             return None
-        counts = [counter(self.batch(m)) for m, counter in enumerate(counters)]
-        if not any(map(any, counts)):
+        if not any(map(any, self._counts)):
             raise RunError(
                 f"eval: no label of all {sum(self._items):,} items of {self._data.name} is one "
                 "that the loss counts: take more items (eval.batches), or other data"
             )
-        return held_out_weights(counts, self._items)
+        return held_out_weights(self._counts, self._items)
+
+    @cached_property
+    def _counts(self) -> list[tuple[float, ...]]:
+        """What each batch's loss counts, by term; nothing where that is not known."""
+        counters = self._counters() or ()
+        return [counter(self.batch(m)) for m, counter in enumerate(counters)]
 
     def _counters(self) -> list[Counter] | None:
         """Return what counts the tokens of each batch; None where they are not weighted."""

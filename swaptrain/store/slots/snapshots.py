@@ -8,7 +8,7 @@ step go to other slots, so that the live state and the snapshot part by themselv
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +24,13 @@ from swaptrain.store.disk.durable_files import (
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.schema import AtLeastOne, Name, Record, ShownText, Whole
 from swaptrain.store.paths import ASIDE, ZARR_JSON, RunPaths, link_text
+from swaptrain.store.slots.keeping import Keeping
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshot_links import held_slots, snapshot_paths
 
-__all__ = ["Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots", "list_snapshots"]
+__all__ = ["Snapshot", "Snapshots", "clear_unfinished", "drop_snapshots", "drop_surplus"]
+__all__ += ["list_snapshots"]
 
 
 class SnapshotRecord(Record):
@@ -79,9 +81,9 @@ def list_snapshots(run_dir: Path) -> list[Snapshot]:
 
 
 class Snapshots:
-    """Makes the snapshots of a run that is open for writing, and drops the oldest.
+    """Makes the snapshots of a run that is open for writing, and drops those not wanted any more.
 
-    `every` and `last` are the config's: the step after which one is made, and how many are kept.
+    `losses` are held-out losses by step, of all evaluations so far.
     """
 
     def __init__(
@@ -89,24 +91,22 @@ class Snapshots:
         slots: Slots,
         segments: Sequence[int],
         *,
-        every: int,
-        last: int,
+        keeping: Keeping,
         root: RootRecord,
     ) -> None:
         self._slots, self._segments = slots, tuple(segments)
-        self._every, self._last = every, last
-        self._root = root
+        self._keeping, self._root = keeping, root
 
-    def due(self, step: int) -> bool:
-        """Whether a snapshot of `step` is wanted that is not there."""
-        path = RunPaths(self._slots.run_dir).snapshot(step)
-        return step > 0 and step % self._every == 0 and not path.exists()
+    def due(self, step: int, losses: Mapping[int, float]) -> bool:
+        """Whether a snapshot of `step`, the last one done, is wanted that is not there."""
+        kept = [snapshot.step for snapshot in list_snapshots(self._slots.run_dir)]
+        return self._keeping.is_due(step, kept, losses)
 
-    def make(self, step: int) -> None:
-        """Hold the live slots, whose state is that of `step`, durably; then drop the oldest.
+    def make(self, step: int, losses: Mapping[int, float]) -> None:
+        """Hold the live slots, whose state is that of `step`, durably; then drop another.
 
-        To be called before the next commit. The new one is durable before the oldest is dropped,
-        and the oldest is durably gone before its slots are free. Raises RunError.
+        To be called before the next commit. The new one is durable before another is dropped,
+        and that is durably gone before its slots are free. Raises RunError.
         """
         run_dir = self._slots.run_dir
         tree = self._slots.tree()
@@ -140,7 +140,14 @@ class Snapshots:
             raise run_error(error, path, "make the snapshot") from error
         self._slots.hold(path.name, [slot.id for slot in held.values()])
         flush_directory(paths.snapshots)
-        drop_snapshots(self._slots, list_snapshots(run_dir)[: -self._last])
+        drop_surplus(self._slots, self._keeping, losses)
+
+
+def drop_surplus(slots: Slots, keeping: Keeping, losses: Mapping[int, float]) -> None:
+    """Give up the snapshots that are not to be kept. Raises RunError."""
+    found = list_snapshots(slots.run_dir)
+    surplus = keeping.surplus([snapshot.step for snapshot in found], losses)
+    drop_snapshots(slots, [snapshot for snapshot in found if snapshot.step in surplus])
 
 
 def drop_snapshots(slots: Slots, snapshots: Sequence[Snapshot]) -> None:

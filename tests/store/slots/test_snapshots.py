@@ -11,6 +11,7 @@ import pytest
 from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.slots import snapshots as snapshots_module
+from swaptrain.store.slots.keeping import Keeping
 from swaptrain.store.slots.slot_bytes import copy_slot, verify_slot
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import (
@@ -32,7 +33,7 @@ class Kept:
         self.store = SmallStore(run_dir, [LAYOUT, LAYOUT], spares=5)
         self.slots = self.store.slots
         root = small_root(2)
-        self.snapshots = Snapshots(self.slots, [1, 2], every=1, last=2, root=root)
+        self.snapshots = Snapshots(self.slots, [1, 2], keeping=Keeping(every=1, last=2), root=root)
 
     def step(self, version: int) -> None:
         for k in (2, 1):
@@ -60,9 +61,9 @@ def test_a_snapshot_keeps_what_later_commits_replace(kept: Kept, tmp_path: Path)
     """With one spare for all, ten steps are kept in turn, the last two of them at each moment."""
     for version in range(1, 11):
         kept.step(version)
-        assert kept.snapshots.due(version)
-        kept.snapshots.make(version)
-        assert not kept.snapshots.due(version)
+        assert kept.snapshots.due(version, {})
+        kept.snapshots.make(version, {})
+        assert not kept.snapshots.due(version, {})
         assert kept.verify(tmp_path) == list(range(max(1, version - 1), version + 1))
         for k in (1, 2):
             verify_slot(kept.slots.live(k), kept.store.io, segment=k, version=version)
@@ -77,7 +78,7 @@ def test_a_dropped_slot_is_free_only_when_that_is_flushed(
 ) -> None:
     """An error of the flush leaves the slots of the dropped snapshot held."""
     kept.step(1)
-    kept.snapshots.make(1)
+    kept.snapshots.make(1, {})
     kept.step(2)
     free = kept.slots.free(CLASS)
     before: list[int] = []
@@ -99,11 +100,11 @@ def test_a_dropped_slot_is_free_only_when_that_is_flushed(
 def test_what_a_kill_left_is_no_snapshot(kept: Kept, tmp_path: Path) -> None:
     """A directory aside is not listed, holds nothing, and does not hinder the next one."""
     kept.step(1)
-    kept.snapshots.make(1)
+    kept.snapshots.make(1, {})
     path = list_snapshots(tmp_path)[0].path
     path.rename(path.with_name(path.name + ".tmp"))
     assert list_snapshots(tmp_path) == []
-    kept.snapshots.make(1)
+    kept.snapshots.make(1, {})
     assert kept.verify(tmp_path) == [1]
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
@@ -111,7 +112,7 @@ def test_what_a_kill_left_is_no_snapshot(kept: Kept, tmp_path: Path) -> None:
 def test_links_that_were_changed_by_hand_are_found(kept: Kept, tmp_path: Path) -> None:
     """A link to another slot does not fit the record, one that leads elsewhere holds nothing."""
     kept.step(1)
-    kept.snapshots.make(1)
+    kept.snapshots.make(1, {})
     link = list_snapshots(tmp_path)[0].path / "001"
     link.unlink()
     link.symlink_to(f"../../slots/{kept.slots.free(CLASS)[0].id}")
@@ -144,7 +145,7 @@ def test_a_copy_is_verified_and_holds_the_same(kept: Kept) -> None:
 def test_slots_beyond_what_is_wanted_are_deleted_unless_in_use(kept: Kept, tmp_path: Path) -> None:
     """Live and held ones stay whatever their number; free ones go."""
     kept.step(1)
-    kept.snapshots.make(1)
+    kept.snapshots.make(1, {})
     kept.step(2)
     slots = Slots(tmp_path)
     made = slots.create(LAYOUT, 5, record_bytes=kept.store.record_bytes)
