@@ -35,7 +35,7 @@ _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
   inspect   show what a run directory holds
-  eval      the held-out loss of a run's last step
+  eval      what held-out data says of a run: loss, perplexity, accuracy
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
@@ -187,24 +187,45 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16", "float16"),
         help="write in this dtype; the default is that of the checkpoint, or of the training",
     )
-    parser.add_argument(
-        "--from-step",
-        type=int,
-        metavar="N",
-        help="take the snapshot of step N (store.keep) instead",
-    )
+    _step_argument(parser)
 
 
 def _eval(given: Arguments) -> None:
-    """Print the held-out loss of a run's last step, and its perplexity; nothing changes.
+    """Print what held-out data says of a run: loss, perplexity, accuracy; nothing changes.
 
-    The data are those of the config's eval section; keys such as eval.batches=all are set over it.
+    The data are those of the config's eval section, over which keys such as eval.batches=all are
+    set, or the files of --data. Of a run that trains, its weights at the end of the step in
+    progress, where the trainer waits; else those of its last step.
     """
     loaded = _load(given)
     _set_up_torch()
-    from swaptrain.verbs.evaluate import evaluate_run
+    from swaptrain.verbs.evaluate import evaluate_run, with_held_out
 
-    print(evaluate_run(loaded, _say).line())
+    if given.data:
+        loaded = with_held_out(loaded, given.data)
+    print(evaluate_run(loaded, given.from_step, _say).line())
+
+
+def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+    _config_arguments(parser)
+    parser.add_argument(
+        "--data",
+        action="append",
+        metavar="FILE",
+        help="held-out data instead of those of the config, all of it: text, rows (.jsonl), or "
+        "token ids (.bin, .npy); a glob too, and more than once",
+    )
+    _step_argument(parser)
+
+
+def _step_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        *("--step", "--from-step"),
+        type=int,
+        dest="from_step",
+        metavar="N",
+        help="take the snapshot of step N (store.keep), and let a run that trains go on",
+    )
 
 
 def _generate(given: Arguments) -> None:
@@ -298,9 +319,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help="instead of data.tokenizer of the config"
     )
-    parser.add_argument(
-        "--from-step", type=int, metavar="N", help="take the snapshot of step N (store.keep)"
-    )
+    _step_argument(parser)
 
 
 def _verify(given: Arguments) -> None:
@@ -336,7 +355,7 @@ _TRAIN = _Verb(_train, _train_arguments)
 _VERBS = {
     "plan": _Verb(_plan, _config_arguments),
     "inspect": _Verb(_inspect, _run_arguments),
-    "eval": _Verb(_eval, _config_arguments),
+    "eval": _Verb(_eval, _eval_arguments),
     "generate": _Verb(_generate, _generate_arguments),
     "export": _Verb(_export, _export_arguments),
     "verify": _Verb(_verify, _verify_arguments),

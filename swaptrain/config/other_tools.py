@@ -79,7 +79,7 @@ OTHER_TOOLS = {
     "save_steps": "store.keep.every for snapshots; every step is durable without it",
     "save_strategy": "store.keep.every for snapshots; every step is durable without it",
     "save_total_limit": "store.keep.last",
-    "load_best_model_at_end": "store.keep.best; export RUN --from-step N takes the best step",
+    "load_best_model_at_end": "store.keep.best; export RUN --step N takes the best one",
     "logging_steps": _REPORT,
     "report_to": _REPORT,
     "wandb_project": _REPORT,

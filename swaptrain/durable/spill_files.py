@@ -94,6 +94,11 @@ class SpillFiles:
         self.journal.create()
         flush_file_system(self._paths.spill)
 
+    def create_journal(self) -> None:
+        """Make the journal alone: of what is there nothing is believed, and nothing is spilled."""
+        make_directory(self._paths.spill)
+        self.journal.create()
+
     def saved_bytes(self, saves: Collection[int]) -> int:
         """Return what `reserve_saved` reserves."""
         return sum(files.nbytes for k in saves for files in self.all("saved", f"{k:03d}"))

@@ -142,7 +142,7 @@ class _Finite:
         if scores.isnan().any():
             raise RunError(
                 "the scores of a token are NaN, and so are weights of the run: look at its losses, "
-                "or take the weights of an earlier step with --from-step"
+                "or take the weights of an earlier step with --step N"
             )
         return scores
 

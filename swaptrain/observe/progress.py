@@ -109,6 +109,12 @@ class Progress:
         else:
             self.note(f"training {total_steps} steps, {segments} segments")
 
+    def start_evaluation(self, step: int, segments: int) -> None:
+        """Say that `step` is looked at, over so many segments."""
+        self._total_steps = step
+        self._step_began_s = self._printed_s = self._clock()
+        self.note(f"evaluating step {step}, {segments} segments")
+
     def tick(self, step: int, phase: StepPhase, segment: int, segments: int) -> None:
         """Say that an instruction begins, on segment `segment` (from 0); drawn 10 times a second.
 

@@ -61,6 +61,8 @@ class Parts:
     change: OptimizerChange | None
     floor_s: Callable[[int, int, float, float], float | None]
     """As `Training` has it."""
+    evaluates: bool
+    """Whether nothing is trained."""
     expected: Price
     """Of a step, as forecast."""
 
@@ -100,13 +102,18 @@ def assemble(
         note(str(prepared.weighting))
     note(_summary(config, plan, parts))
     segments = len(plan.captured.model.segments)
-    progress.start(config.train.last_step, position.decision.step, segments)
+    step = position.decision.step
+    if parts.evaluates:
+        step = position.decision.done
+        progress.start_evaluation(step, segments)
+    else:
+        progress.start(config.train.last_step, step, segments)
     trace = None
     if config.run.trace:
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")
         trace = TraceFile(paths.trace, config.run.trace, note)
         files.callback(trace.close)
-    boundary = Boundary(stop, ExportDoor(config.run.dir, note), position.decision.step)
+    boundary = Boundary(stop, ExportDoor(config.run.dir, note), step)
     watch = Watch(stop, progress, segments, boundary, trace)
     executor = Executor(
         tier,
@@ -175,7 +182,7 @@ def _guard(config: Config, plan: Plan, pool: SlabPool) -> BudgetGuard:
 
 def _trees(config: Config, plan: Plan, parts: Parts, commits: Commits) -> Trees | None:
     """Return what commits the store as a whole; None where each segment is committed by itself."""
-    if not config.store.commit.is_whole:
+    if not config.store.commit.is_whole or parts.evaluates:
         return None
     keep = config.store.keep
     return Trees(

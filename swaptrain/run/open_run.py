@@ -24,7 +24,7 @@ from swaptrain.run.assemble import Parts, assemble
 from swaptrain.run.go_back import go_back, verify_snapshot
 from swaptrain.run.idle_rates import check_rates
 from swaptrain.run.open_data import open_batches, open_evaluation
-from swaptrain.run.open_store import open_store
+from swaptrain.run.open_store import look_at_store, open_store
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.start_over import begun_otherwise, start_over
 from swaptrain.run.steps import OptimizerChange, Training
@@ -51,8 +51,8 @@ class Start:
     """The optimizer that an existing run has been trained with."""
     back_to: Snapshot | None
     """The snapshot that the run goes back to first."""
-    records: bool = True
-    """Whether the config becomes that of the run; not where it is only looked at."""
+    evaluates: bool = False
+    """Whether a step is only looked at: then nothing is reserved that training needs."""
 
 
 def open_run(
@@ -80,10 +80,12 @@ def open_run(
         verify=config.store.verify,
     )
     backing.files.clear_saved()
-    estimate = estimated_data_bytes(config) if root is None else 0
-    needs = disk_needs(config, plan, backing, data_bytes=estimate)
-    check_disk(needs, run_dir, note)
-    spare = spare_bytes(needs, run_dir)
+    spare = 0
+    if not start.evaluates:
+        estimate = estimated_data_bytes(config) if root is None else 0
+        needs = disk_needs(config, plan, backing, data_bytes=estimate)
+        check_disk(needs, run_dir, note)
+        spare = spare_bytes(needs, run_dir)
     if start.back_to is not None:
         assert root is not None, "a snapshot is one of a run that exists"
         note(f"verifying the snapshot of step {start.back_to.step}")
@@ -103,7 +105,11 @@ def open_run(
     chosen = _chosen(plan, start, machine, backing.files, spare, note)
     prepared.plan = chosen.plan
     backing.files.reserve_evaluated()
-    slots, root = open_store(config, prepared, root, backing, io, note=note, stop=stop)
+    if start.evaluates:
+        assert root is not None, "a step is one of a run that exists"
+        slots = look_at_store(config, prepared, backing)
+    else:
+        slots, root = open_store(config, prepared, root, backing, io, note=note, stop=stop)
     parts = Parts(
         root=root,
         slots=slots,
@@ -112,6 +118,7 @@ def open_run(
         data=data,
         evaluation=evaluation,
         change=change,
+        evaluates=start.evaluates,
         floor_s=step_floor(chosen.plan, machine),
         expected=chosen.price,
     )
@@ -149,8 +156,7 @@ def _begin_writing(start: Start) -> OptimizerChange | None:
 
     if start.before is not None and start.before != config.optimizer:
         return OptimizerChange(start.before, update_rules(start.before), record)
-    if start.records:
-        record()
+    record()
     return None
 
 

@@ -20,7 +20,7 @@ from swaptrain.store.slots.recovery_rules import flush_everything
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import clear_unfinished, drop_surplus
 
-__all__ = ["open_store"]
+__all__ = ["look_at_store", "open_store"]
 
 
 def open_store(
@@ -57,6 +57,14 @@ def open_store(
         creation.open()
     prepared.built.initial.forget()
     return slots, root
+
+
+def look_at_store(config: Config, prepared: Prepared, backing: DiskBacking) -> Slots:
+    """Open a store of which a step is only looked at: nothing is reserved, nothing written."""
+    slots = Slots(config.run.dir, trees=config.store.commit.is_whole)
+    backing.files.create_journal()
+    prepared.built.initial.forget()
+    return slots
 
 
 def _losses(run_dir: Path) -> dict[int, float]:

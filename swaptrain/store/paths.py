@@ -28,6 +28,7 @@
         values/NAME, evaluated/NAME, gradients/NAME, saved/NNN, accumulators/NNN, buffers/NNN
         kept/NNN              record.json of a finished gradient, and the buffers of its step
         journal               which rows of values/ and buffers/ can be believed
+      evaluation/             a run directory of links, of the step that `eval` looks at
       snapshots/STEP/         earlier step: zarr.json, its record, and links NNN to slots
 
 NAME.tmp and NAME.next are files and links before their rename to NAME.
@@ -69,11 +70,16 @@ SpillFolder = Literal[
 _SLOT = r"[0-9a-f]{8}-[0-9]{3,9}"
 """Name of a slot: the digest of its shape class, and a number."""
 
+_LOOKED_AT = r"(evaluation/)?"
+
 LINKS = (
-    (r"store(\.next)?", r"trees/[ab]"),
-    (r"store/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./slots/{_SLOT}"),
+    (_LOOKED_AT + r"store(\.next)?", r"trees/[ab]"),
+    (_LOOKED_AT + r"store/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./slots/{_SLOT}"),
     (r"store/(frozen|buffers)(\.next)?", r"\.\./static/(frozen|buffers)"),
-    (r"trees/[ab]/segments/[0-9]{3,9}(\.next)?", rf"\.\./\.\./\.\./slots/{_SLOT}"),
+    (
+        _LOOKED_AT + r"trees/[ab]/segments/[0-9]{3,9}(\.next)?",
+        rf"\.\./\.\./\.\./slots/{_SLOT}",
+    ),
     (r"snapshots/[0-9]{8,}(\.tmp)?/[0-9]{3,9}", rf"\.\./\.\./slots/{_SLOT}"),
     (r"trees/[ab]/(frozen|buffers)(\.next)?", r"\.\./\.\./static/(frozen|buffers)"),
 )
@@ -244,9 +250,17 @@ class RunPaths:
         return self.snapshots / snapshot_name(step)
 
     @property
+    def evaluation(self) -> Path:
+        """Run directory of links, of the step that is looked at; there while that lasts."""
+        return self.run_dir / "evaluation"
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """Directories that go when the run is started over: all but that of the data."""
-        return self.spill, self.slots, self.snapshots, self.static, self.trees, self.store
+        return (
+            *(self.spill, self.slots, self.snapshots, self.static, self.trees, self.store),
+            self.evaluation,
+        )
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -1,29 +1,39 @@
-"""`eval`: the held-out loss of a run's last step, segment by segment as in training."""
+"""`eval`: what held-out data says of one step of a run, segment by segment as in training."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
-from swaptrain.config.schema import Config
+from swaptrain.chat.files import SUFFIXES
+from swaptrain.config.schema import Config, EvalConfig
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.progress import Progress
-from swaptrain.plan.prepare import Prepared
+from swaptrain.plan.prepare import Prepared, recorded_config
 from swaptrain.plan.ram_budget import check_memory
-from swaptrain.run.finish import finish
 from swaptrain.run.open_run import Start, open_run
 from swaptrain.run.os_failures import named_failures
 from swaptrain.run.run_directory import RunDirectory
 from swaptrain.run.signals import StopRequest
+from swaptrain.store.access.containment import check_contained
+from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.paths import RunPaths
-from swaptrain.store.read.steady_position import steady_position
+from swaptrain.store.read.step_in_links import step_in_links
 from swaptrain.units import format_duration
-from swaptrain.verbs.stored_step import refusal
+from swaptrain.verbs.stored_step import StoredStep, live_store, with_step
 
-__all__ = ["Evaluated", "evaluate_run"]
+__all__ = ["Evaluated", "evaluate_run", "with_held_out"]
+
+_SOURCES = {
+    "chat": SUFFIXES,
+    "text": (".txt", ".md", ".py"),
+    "tokens": (".bin", ".npy"),
+}
+"""Which key of the eval section reads a file, by the end of its name."""
 
 
 @dataclass(frozen=True)
@@ -41,50 +51,88 @@ class Evaluated:
         return " | ".join([f"step {self.step}", self.found.text(), *last])
 
 
-def evaluate_run(config: Config, note: Callable[[str], None] = print) -> Evaluated:
-    """Return the loss of the last step of the run in `run.dir` on the data of the eval section.
+def with_held_out(config: Config, files: Sequence[str]) -> Config:
+    """Return the config with `files` (globs too) as its held-out data; all of them are read.
 
-    It is the one that training writes to metrics.jsonl behind the same step, bit for bit. Nothing
-    of the run changes, its recorded config included. Raises ConfigError where there is no run or no
-    data; RunError where the run was stopped inside a step, or trains.
+    Raises ConfigError for names of which it is not clear how they are read.
+    """
+    keys = {
+        next((key for key, ends in _SOURCES.items() if name.lower().endswith(ends)), None)
+        for name in files
+    }
+    (key, *others) = keys
+    if key is None or others:
+        kinds = "; ".join(f"{key} of {', '.join(ends)}" for key, ends in _SOURCES.items())
+        raise ConfigError(
+            f"--data {' '.join(files)}: give files of one kind that their names tell ({kinds}), or "
+            "a key, such as eval.text=[FILE]"
+        )
+    found = {"every": 1, "batches": "all", key: list(files)}
+    return config.model_copy(update={"eval": EvalConfig.model_validate(found)})
+
+
+def evaluate_run(
+    config: Config, from_step: int | None = None, note: Callable[[str], None] = print
+) -> Evaluated:
+    """Return what the data of the eval section says of one step of the run in `run.dir`.
+
+    The loss is the one that training writes to metrics.jsonl behind the same step, bit for bit.
+    With `from_step`: of the snapshot of that step. Of a run that trains: of the end of the step in
+    progress, where the trainer waits. Of any other: of its last commit. Nothing of the run changes:
+    its step is laid out as a run directory of links, RUN/evaluation, which is deleted afterwards.
+    Raises ConfigError where there is no run, no snapshot or no data; RunError where the run was
+    stopped inside a step.
     """
     if config.eval is None:
         raise ConfigError(
-            "there is no held-out data: give the config an eval section, or keys such as "
-            "eval.every=1 eval.text=[more/*.txt] beside --config FILE"
+            "there is no held-out data: give --data FILE, an eval section of the config, or keys "
+            "such as eval.every=1 eval.text=[more/*.txt] beside --config FILE"
         )
-    paths = RunPaths(config.run.dir)
-    store, position = steady_position(paths) if paths.store.exists() else (None, None)
-    if store is None:
-        raise ConfigError(f"{config.run.dir} has no commit yet: train it first")
-    if position is not None and not (position.is_whole and not position.pending):
-        position.decided()
-        raise RunError(refusal(config.run.dir, position, "evaluate"))
-    done = position.done if position is not None else 0
-    train = config.train.model_copy(update={"steps": done, "epochs": None})
-    directory = RunDirectory(
-        config.model_copy(update={"train": train}), fresh=False, accept_change=True
-    )
+    run = config.run.dir
+    if RunPaths(run).run_dir.exists():
+        check_contained(run)
+    live_store(run)
+
+    def use(stored: StoredStep) -> Evaluated:
+        with step_in_links(stored.store, stored.step, note) as there:
+            return _evaluated(config, there, stored.step, note)
+
+    with named_failures(config):
+        return with_step(run, from_step, use, note, "evaluate")
+
+
+def _evaluated(config: Config, there: Path, step: int, note: Callable[[str], None]) -> Evaluated:
+    recorded = recorded_config(config.run.dir)
+    if recorded is not None:
+        written = _moved(recorded, there, recorded.train.last_step).resolved_yaml()
+        write_aside(RunPaths(there).config, written.encode())
+    directory = RunDirectory(_moved(config, there, step), fresh=False, accept_change=True)
     with (
-        named_failures(config),
         Progress(host_budget_bytes=config.memory.host) as progress,
         StopRequest() as stop,
         ExitStack() as held,
     ):
-        held.enter_context(directory.locked(progress.note))
         root = directory.open(progress.note)
-        recorded = directory.recorded
-        finished = not paths.spill.exists() or (
-            recorded is not None and done >= recorded.train.last_step  # an `eval` was killed
-        )
         prepared = Prepared(directory.config, root, note)
         check_memory(config.memory.host, prepared.plan, note)
-        start = Start(prepared.config, prepared, root, False, None, None, records=False)
+        start = Start(prepared.config, prepared, root, False, None, None, evaluates=True)
         training = open_run(start, held, progress, stop, lambda *_: None)
         begun = time.perf_counter()
         found = training.evaluate()
         seconds = time.perf_counter() - begun
-        if finished:
-            finish(training, stop)
-    assert training.evaluation is not None
-    return Evaluated(done, found, training.evaluation.weights.items, seconds)
+    if training.evaluation is None:
+        raise RunError("the data of the evaluation has gone meanwhile")
+    return Evaluated(step, found, training.evaluation.weights.items, seconds)
+
+
+def _moved(config: Config, there: Path, steps: int) -> Config:
+    """Return the config of a run directory that ends behind `steps` and has nothing beside it."""
+    # What a snapshot holds is written again once it is dropped: each read is compared.
+    store = {"paths": None, "keep": None, "verify": "always"}
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"dir": there, "trace": 0}),
+            "store": config.store.model_copy(update=store),
+            "train": config.train.model_copy(update={"steps": steps, "epochs": None}),
+        }
+    )

@@ -28,7 +28,7 @@ from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 
-__all__ = ["StoredStep", "live_store", "reading_bytes", "refusal", "with_step"]
+__all__ = ["StoredStep", "live_store", "reading_bytes", "with_step"]
 
 Result = TypeVar("Result")
 
@@ -54,6 +54,7 @@ def with_step(
     from_step: int | None,
     use: Callable[[StoredStep], Result],
     note: Callable[[str], None],
+    verb: str = "export",
 ) -> Result:
     """Return what `use` makes of the weights of one step.
 
@@ -67,7 +68,7 @@ def with_step(
     with ExportRequest(run, note) as request:
         for _ in range(_TRIES):
             owner = request.wait()
-            while (view := _view(run, owner)) is None:
+            while (view := _view(run, owner, verb)) is None:
                 request.renew()
                 owner = request.wait()
             try:
@@ -87,7 +88,7 @@ def _with_snapshot(run: Path, step: int, use: Callable[[StoredStep], Result]) ->
     snapshots = {snapshot.step: snapshot for snapshot in list_snapshots(run)}
     if store is None or step not in snapshots:
         steps = ", ".join(map(str, snapshots)) or "none"
-        raise ConfigError(f"--from-step {step}: {run} has no snapshot of it; there are: {steps}")
+        raise ConfigError(f"--step {step}: {run} has no snapshot of it; there are: {steps}")
     snapshot = snapshots[step]
     try:
         held = [
@@ -202,7 +203,7 @@ class StoredStep:
         yield StreamedTensor("step", "int64", (), 8, [np.array(self.step, dtype=np.int64)])
 
 
-def _view(run: Path, owner: LockOwner | None) -> StoredStep | None:
+def _view(run: Path, owner: LockOwner | None, verb: str) -> StoredStep | None:
     """Look at a store that holds still; None where it is inside a step and `owner` goes on.
 
     Raises RunError where nobody goes on with the step.
@@ -215,20 +216,20 @@ def _view(run: Path, owner: LockOwner | None) -> StoredStep | None:
     if position.is_whole and not position.pending:
         return StoredStep(position.done, store)
     if owner is None:
-        said = refusal(run, position, "export")
+        said = _refusal(run, position, verb)
         snapshots = list_snapshots(run)
         if snapshots:
-            said += f"; or take a snapshot with --from-step {snapshots[-1].step}"
+            said += f"; or take a snapshot with --step {snapshots[-1].step}"
         raise RunError(said)
     return None
 
 
-def refusal(run: Path, position: RunPosition, verb: str) -> str:
+def _refusal(run: Path, position: RunPosition, verb: str) -> str:
     """Say why the weights are not those of one step, and what to do."""
     if position.going_back:
         return (
             f"{run} is going back to the snapshot of step {position.done}: run the training "
-            "command to complete that, then export"
+            f"command to complete that, then {verb}"
         )
     if position.phase is Phase.UPDATE:
         return (

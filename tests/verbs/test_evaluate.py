@@ -9,10 +9,11 @@ import pytest
 
 from swaptrain.cli import main
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, RunError, StoppedBySignal
+from swaptrain.errors import ConfigError, DamagedStoreError, RunError, StoppedBySignal
 from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.store.access.lock import RunLock
-from swaptrain.verbs.evaluate import evaluate_run
+from swaptrain.store.paths import RunPaths
+from swaptrain.verbs.evaluate import evaluate_run, with_held_out
 from swaptrain.verbs.train import train
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, rows, trained, weights
@@ -83,8 +84,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
-    """No run; a step that is not whole; a run that trains. What goes on is what went on before."""
-    with pytest.raises(ConfigError, match="has no commit yet"):
+    """No run; a step that is not whole; two at a time. What goes on is what went on before."""
+    with pytest.raises(ConfigError, match="is not a run directory"):
         evaluate_run(job(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
     config = job(tmp_path / "run", steps=2, eval=None)
@@ -95,12 +96,74 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StoppedBySignal):
         train(config, observe=stop)
-    with pytest.raises(RunError, match="then evaluate"):
+    with pytest.raises(RunError, match="then eval"):
         evaluate_run(job(tmp_path / "run"))
     trained(config)
     assert evaluate_run(job(tmp_path / "run")).step == 2
-    with RunLock(config.run.dir, note=print), pytest.raises(RunError):
-        evaluate_run(job(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused"))
+def test_a_snapshot_is_evaluated(settings: str, tmp_path: Path) -> None:
+    """With the loss of its step, and while the run trains on; what is not there is named."""
+    more = {"store": {**SETTINGS[settings].get("store", {}), "keep": {"every": 1, "last": 2}}}
+    config = job(tmp_path / "run", settings, 3, **more)
+    lines = rows(trained(config))
+    before = kept(config.run.dir)
+    assert evaluate_run(config, 2).found.loss == lines[1]["eval_loss"]
+    assert kept(config.run.dir) == before
+    with RunLock(config.run.dir, note=print):
+        assert evaluate_run(config, 2).found.loss == lines[1]["eval_loss"]
+    with pytest.raises(ConfigError, match=r"no snapshot of it; there are: 2, 3"):
+        evaluate_run(config, 1)
+
+
+def test_a_snapshot_that_is_dropped_meanwhile_is_no_other_step(tmp_path: Path) -> None:
+    """Its slots are written again, through the same links: that is said, and no loss is."""
+    keep = {"store": {"keep": {"every": 1, "last": 1}}}
+    config = job(tmp_path / "run", steps=2, eval=None, **keep)
+    trained(config)
+
+    def train_on(said: str) -> None:
+        if said.startswith("capturing") and not said.startswith("step"):
+            trained(job(tmp_path / "run", steps=4, eval=None, **keep))
+
+    with pytest.raises((RunError, DamagedStoreError), match="dropped while it was read"):
+        evaluate_run(job(tmp_path / "run", **keep), 2, note=train_on)
+    assert not RunPaths(config.run.dir).evaluation.exists()
+    assert evaluate_run(job(tmp_path / "run", **keep), 4).step == 4
+
+
+def test_what_a_killed_one_left_is_replaced(tmp_path: Path) -> None:
+    """And one at a time."""
+    config = job(tmp_path / "run")
+    trained(config)
+    found = evaluate_run(config).found
+    left = RunPaths(config.run.dir).evaluation
+    (left / "slots" / "torn").mkdir(parents=True)
+    (left / "lock").touch()
+    with RunLock(left, note=print), pytest.raises(RunError, match="in use by another process"):
+        evaluate_run(config)
+    assert evaluate_run(config).found == found
+    assert not left.exists()
+
+
+def test_files_are_evaluated_whole(tmp_path: Path) -> None:
+    """Whatever the eval section names; their kind is told by their names."""
+    tree = {"model": {"hf": LLAMA | {"vocab_size": 257}}, "train": {"steps": 1}}
+    words = tmp_path / "words.txt"
+    words.write_text("To be, or not to be, that is the question. " * 40)
+    tree |= {"data": {"text": [str(words)], "tokenizer": "bytes", "sequence_length": 16}}
+    config = config_of(tmp_path / "run", {**tree, "memory": {"segment": "64KiB"}})
+    trained(config)
+    found = evaluate_run(with_held_out(config, [str(words)]))
+    assert found.items == (len(words.read_text()) + 1) // 16
+    assert 0 <= found.found.scalars["accuracy"] <= 1
+    assert not (config.run.dir / "data" / "eval.json").exists()
+    for files, said in ((["a.txt", "b.jsonl"], "one kind"), (["model"], "one kind")):
+        with pytest.raises(ConfigError, match=said):
+            with_held_out(config, files)
+    with pytest.raises(ConfigError, match="no file matches"):
+        evaluate_run(with_held_out(config, [str(tmp_path / "none.txt")]))
 
 
 @pytest.mark.parametrize("settings", proof_but(["fused", "trees"]))
