@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from swaptrain.units import parse_size
 __all__ = ["BatchCount", "Count", "Device", "EntryPoint", "Files", "Folder", "Folders", "Fraction"]
 __all__ += ["Globs", "Layers", "Names", "NamesOrPattern", "Patterns"]
 __all__ += ["BytesOrPath", "HfModel", "Mask", "Number", "OptimizerName", "Positive", "ValueKind"]
-__all__ += ["PositiveNumber", "Seed"]
+__all__ += ["PositiveNumber", "Reporters", "Seed"]
 __all__ += ["Size", "Text", "describe"]
 
 
@@ -164,6 +165,17 @@ def _texts(found: Any) -> tuple[str, ...]:
     return tuple(_text(item) for item in found)
 
 
+def _reporters(found: Any) -> tuple[str, ...]:
+    """Accept a list of names, empty too; one name alone is a list of one."""
+    names = () if found in ([], ()) else _texts(found)
+    for name in names:
+        if name not in _REPORTERS:
+            close = difflib.get_close_matches(name.lower(), _REPORTERS, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"choose {' or '.join(_REPORTERS)}"
+            raise ValueError(f"found {describe(name)}; {advice} ([] for none)")
+    return tuple(dict.fromkeys(names))
+
+
 def _text_or_texts(found: Any) -> str | tuple[str, ...]:
     return _text(found) if isinstance(found, str) else _texts(found)
 
@@ -208,6 +220,8 @@ def _device(found: Any) -> str:
     return text
 
 
+_REPORTERS = ("tensorboard", "trackio")
+
 Count = Annotated[int, ValueKind("a whole number from 0 on", "100", _at_least(0))]
 Positive = Annotated[int, ValueKind("a whole number from 1 on", "100", _at_least(1))]
 BatchCount = Annotated[
@@ -232,6 +246,7 @@ NamesOrPattern = Annotated[
     str | tuple[str, ...],
     ValueKind("text or a list of names", "[q_proj, v_proj]", _text_or_texts),
 ]
+Reporters = Annotated[tuple[str, ...], ValueKind("a list of names", "[tensorboard]", _reporters)]
 Layers = Annotated[
     tuple[int, ...], ValueKind("a list of whole numbers from 0 on", "[0, 1]", _layers)
 ]

@@ -14,7 +14,7 @@ _STEADY = "no key: the same command goes on where the run stopped"
 _BUDGETS = "memory.host and memory.device: one process streams what does not fit"
 _RANK = "lora.r"
 _TARGETS = "lora.target_modules"
-_REPORT = "no key: metrics.jsonl in the run directory has every step"
+_REPORT = "train.report_to: tensorboard or trackio; metrics.jsonl has every step in any case"
 
 OTHER_TOOLS = {
     "gradient_accumulation_steps": "data.micro_batches",
@@ -82,6 +82,8 @@ OTHER_TOOLS = {
     "load_best_model_at_end": "store.keep.best; export RUN --step N takes the best one",
     "logging_steps": _REPORT,
     "report_to": _REPORT,
+    "use_tensorboard": _REPORT,
+    "use_trackio": _REPORT,
     "wandb_project": _REPORT,
     "bf16": "model.dtype: bfloat16",
     "fp16": "model.dtype: bfloat16 or float32; float16 is not trained in",

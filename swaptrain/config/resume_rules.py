@@ -27,6 +27,7 @@ _FREE = (
     "store.verify",
     "train.check_capture",
     "train.epochs",
+    "train.report_to",
     "train.steps",
     "train.recompute",
 )

@@ -27,6 +27,7 @@ from swaptrain.config.kinds import (
     Patterns,
     Positive,
     PositiveNumber,
+    Reporters,
     Seed,
     Size,
     Text,
@@ -311,6 +312,10 @@ class TrainConfig(Section):
     the loss reads it); micro_batches: every micro-batch, as the mean of their losses. They differ
     only where micro-batches have unequally many. null: tokens where the batch has `labels` and the
     loss a cross entropy that reads them, else micro_batches; recorded."""
+    report_to: Reporters = ()
+    """Programs that are shown the rows of metrics.jsonl beside the run: tensorboard
+    (`pip install 'swaptrain[tensorboard]'`, files in `RUN/tensorboard`) and trackio
+    (`pip install 'swaptrain[trackio]'`); see docs/metrics.md. []: none."""
     deterministic: bool = False
     """On a GPU: only kernels that give the same bits each time, so that neither an interruption nor
     a budget changes the result. Some are slower, and a model that needs an operation without one is

@@ -21,6 +21,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.progress import Progress
+from swaptrain.observe.reports import open_reports
 from swaptrain.observe.trace import TraceFile
 from swaptrain.plan.disk_budget import keeping
 from swaptrain.plan.planner import Plan
@@ -98,6 +99,8 @@ def assemble(
     metrics = MetricsFile(paths.metrics)
     files.callback(metrics.close)
     metrics.reserve(max(0, config.train.last_step - position.decision.done))
+    reports = open_reports(config, note)
+    files.callback(reports.close)
     if prepared.weighting.matters:
         note(str(prepared.weighting))
     note(_summary(config, plan, parts))
@@ -139,6 +142,7 @@ def assemble(
         pool=pool,
         io=parts.io,
         metrics=metrics,
+        reports=reports,
         position=position,
         trees=_trees(config, plan, parts, commits),
         boundary=boundary,

@@ -24,6 +24,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.reports import Reports
 from swaptrain.observe.step_metrics import StepMetrics, time_stamp
 from swaptrain.plan.planner import Plan
 from swaptrain.program.durability import CommitUnit
@@ -81,6 +82,7 @@ class Training:
     pool: SlabPool
     io: DirectIO
     metrics: MetricsFile
+    reports: Reports
     position: ResumePoint
     trees: Trees | None
     boundary: Boundary
@@ -113,6 +115,8 @@ class Training:
 
     def run(self) -> None:
         """Run all steps that are left; when it returns, everything is durable and nothing pends."""
+        self.metrics.cut_after(self.position.decision.done)
+        self.reports.start(self.position.decision.done)
         try:
             if self.change is None:
                 self._finish_interrupted()
@@ -345,8 +349,7 @@ class Training:
         return [k for k in self._pending if k not in self._running.updated]
 
     def _complete_metrics(self, done: int) -> None:
-        """Cut lines of steps that will be done again; write the last one's if a kill lost it."""
-        self.metrics.cut_after(done)
+        """Write the line of the last step if a kill lost it."""
         last = self.metrics.last_step() or 0
         if last < done - 1:
             self.note(

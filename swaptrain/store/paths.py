@@ -4,6 +4,8 @@
       config.yaml             config of the run, resolved
       metrics.jsonl           one line a step
       trace.json              times of the instructions of a few steps, with run.trace
+      tensorboard/            event files of TensorBoard, with train.report_to
+      trackio                 name of the run in trackio, with train.report_to
       lock                    pid, host and boot id of the process that trains
       id                      tells this run's slots on other disks from those of other runs
       export.request          held by an exporter that waits for the end of a step
@@ -109,6 +111,16 @@ class RunPaths:
     def trace(self) -> Path:
         """Times of instructions, with run.trace."""
         return self.run_dir / "trace.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of event files, with train.report_to."""
+        return self.run_dir / "tensorboard"
+
+    @property
+    def trackio(self) -> Path:
+        """Name of the run in trackio, with train.report_to."""
+        return self.run_dir / "trackio"
 
     @property
     def lock(self) -> Path:
@@ -257,16 +269,14 @@ class RunPaths:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Directories that go when the run is started over: all but that of the data."""
-        return (
-            *(self.spill, self.slots, self.snapshots, self.static, self.trees, self.store),
-            self.evaluation,
-        )
+        state = self.spill, self.slots, self.snapshots, self.static, self.trees, self.store
+        return *state, self.tensorboard, self.evaluation
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Files that go when the run is started over."""
         return (
-            *(self.metrics, self.trace, self.config),
+            *(self.metrics, self.trace, self.trackio, self.config),
             *(self.last_machine, self.going_back, self.initial_weights),
         )
 

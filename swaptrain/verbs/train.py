@@ -12,6 +12,7 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
 from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.observe.progress import Progress
+from swaptrain.observe.reports import import_reporters, open_reports
 from swaptrain.plan.check_capture.check import check_capture
 from swaptrain.plan.prepare import Prepared
 from swaptrain.plan.ram_budget import check_memory
@@ -78,6 +79,7 @@ def _train(
 ) -> None:
     directory = RunDirectory(config, fresh=fresh, accept_change=accept_change)
     config = directory.config
+    import_reporters(config.train.report_to)
     with (
         named_failures(config),
         Progress(host_budget_bytes=config.memory.host) as progress,
@@ -113,6 +115,9 @@ def _prepared(
         if step is not None:
             if config.run.trace:
                 note("no step is left that run.trace could write of")
+            reports = open_reports(config, note)  # what a kill at the end of the run left
+            reports.start(step)
+            reports.close()
             progress.finish(finished_text(run_dir, step, config))
             return None
     done = steps_done(run_dir, root) if from_step is None else from_step
