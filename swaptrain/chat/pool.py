@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from types import FrameType
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swaptrain.chat.encode import EncodeSettings, RowEncoder
 from swaptrain.chat.files import read_rows
+from swaptrain.chat.limits import MOST_BYTES, allow_cpu, begin_limits, row_limit
 from swaptrain.chat.refusal import RowError, refused
 from swaptrain.chat.tokens import Encoded
 from swaptrain.processes import NEEDS_GUARD, process_pool
@@ -27,8 +24,6 @@ __all__ = ["encode_files"]
 
 _CHUNK_BYTES = 2**18
 _CHUNK_ROWS = 512
-_MOST_BYTES = 4 * GIB
-"""Address space of a process."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def _rows(
             chunk.path,
             f"{chunk.places[0]} to {chunk.places[-1]}",
             "the process that encodes these rows was ended: one of them, or the chat template, "
-            f"takes more than {settings.most_chunk_s} s or {_MOST_BYTES // GIB} GiB. {NEEDS_GUARD}",
+            f"takes more than {settings.most_chunk_s} s or {MOST_BYTES // GIB} GiB. {NEEDS_GUARD}",
         ) from error
     end = 0
     for length, altered in zip(found.lengths.tolist(), found.altered, strict=True):
@@ -121,50 +116,22 @@ def _begin(settings: EncodeSettings) -> None:
     global _encoder, _settings
     _settings = settings
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process is a thread's work
-    signal.signal(signal.SIGVTALRM, _late)
     _encoder = RowEncoder(settings)
-    _limit(resource.RLIMIT_AS, _MOST_BYTES)
-
-
-def _limit(which: int, most: int) -> None:
-    """Set a limit of this process, or leave a lower one that it was begun with."""
-    hard = resource.getrlimit(which)[1]
-    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(which, (soft, hard))
-
-
-class _LateError(BaseException):
-    """A row takes too long; no `except Exception` of a template's filters holds it up."""
-
-
-def _late(number: int, frame: FrameType | None) -> NoReturn:
-    raise _LateError
+    begin_limits()
 
 
 def _encode(rows: list[bytes]) -> _EncodedChunk:
     assert _encoder is not None and _settings is not None
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime) + _settings.most_chunk_s
-    _limit(resource.RLIMIT_CPU, soft)
+    allow_cpu(_settings.most_chunk_s)
     done: list[Encoded] = []
     refusal = None
     for number, row in enumerate(rows):
         try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, _settings.most_row_s)
-            done.append(_encoder.encode(row))
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            with row_limit(_settings.most_row_s):
+                done.append(_encoder.encode(row))
         except RowError as error:
             refusal = number, str(error)
-        except MemoryError:
-            refusal = number, f"it takes more than {_MOST_BYTES // GIB} GiB: is it the template?"
-        except _LateError:
-            refusal = (
-                number,
-                f"it takes more than {_settings.most_row_s:g} s: does the chat template end?",
-            )
-        if refusal is not None:
             break
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return _EncodedChunk(
         np.concatenate([row.ids for row in done] or [np.zeros(0, dtype=np.uint32)]),
         np.concatenate([row.trained for row in done] or [np.zeros(0, dtype=np.bool_)]),

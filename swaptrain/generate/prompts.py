@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swaptrain.chat import ChatTemplate, RowError, open_backend, read_template, special_tokens
+from swaptrain.chat import (
+    ChatTemplate,
+    RowError,
+    open_backend,
+    read_template,
+    render_prompts,
+    special_tokens,
+)
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 
@@ -79,6 +86,8 @@ class PromptCodec:
     def __init__(self, config: Config, *, is_chat: bool = False, tokenizer: Path | None = None):
         self._is_chat = is_chat
         self._backend: Any = None
+        self._rendered: dict[str, str] = {}
+        """Texts of conversations, by their JSON."""
         self.end_id: int | None = _BYTES_END
         source = tokenizer or _directory(config)
         if source is None:
@@ -99,6 +108,7 @@ class PromptCodec:
 
     def encode(self, prompts: Sequence[Prompt], *, left: bool) -> tuple[Tensor, Tensor]:
         """Return ids [prompts, length] and the mask of what is no padding, which lies `left`."""
+        self._render(prompts)
         rows = [self._ids(prompt) for prompt in prompts]
         if not all(rows):
             raise ConfigError("a prompt is empty: give it a word to go on from")
@@ -121,26 +131,43 @@ class PromptCodec:
         return text
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        text, messages = prompt.text, [dict(message) for message in prompt.messages]
-        if text is not None and self._is_chat:
-            text, messages = None, [{"role": "user", "content": text}]
-        _check_characters([text, *(message.get("content") for message in messages)])
+        messages = self._messages(prompt)
+        if messages is not None:
+            text = self._rendered[json.dumps(messages)]
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        assert prompt.text is not None, "a prompt is a text or a conversation"
         if self._backend is None:
-            if text is None:
+            return list(prompt.text.encode())
+        return list(self._backend.encode(prompt.text, add_special_tokens=True).ids)
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, Any]] | None:
+        """Return a prompt as the conversation that it is; None for a text to go on with."""
+        if prompt.text is None:
+            return [dict(message) for message in prompt.messages]
+        return [{"role": "user", "content": prompt.text}] if self._is_chat else None
+
+    def _render(self, prompts: Sequence[Prompt]) -> None:
+        """Let conversations become text, each once: a process begins for that."""
+        new: dict[str, list[dict[str, Any]]] = {}
+        for prompt in prompts:
+            messages = self._messages(prompt)
+            _check_characters([prompt.text, *(m.get("content") for m in messages or ())])
+            if messages is not None and self._backend is None:
                 raise ConfigError("messages need a tokenizer with a chat template: --tokenizer DIR")
-            return list(text.encode())
-        if text is not None:
-            return list(self._backend.encode(text, add_special_tokens=True).ids)
+            if messages is not None and json.dumps(messages) not in self._rendered:
+                new[json.dumps(messages)] = messages
+        if not new:
+            return
         if self._template is None:
             raise ConfigError(
                 "a conversation needs a chat template, and the tokenizer has none: name one in "
                 "data.chat_template"
             )
         try:
-            text = self._template.render(messages, None, prompt=True)
+            texts = render_prompts(self._template, list(new.values()))
         except RowError as error:
-            raise ConfigError(f"the prompt cannot be written: {error}") from error
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+            raise ConfigError(f"a prompt cannot be written: {error}") from error
+        self._rendered.update(zip(new, texts, strict=True))
 
 
 def _check_characters(texts: Iterable[Any]) -> None:

@@ -25,6 +25,7 @@ from swaptrain.generate import (
     generate,
 )
 from swaptrain.generate.generation import check_generates, generation_settings, working_bytes
+from swaptrain.generate.written_once import WrittenOnce
 from swaptrain.store.format.root import RootRecord, read_buffers
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_duration, format_size
@@ -77,8 +78,9 @@ def generate_text(
 ) -> Generated:
     """Return what the run in `run.dir` writes after the prompts, in one batch.
 
-    `write` gets the text of a single prompt as it comes; `note` hears of speed and what bounds it.
-    Raises ConfigError, RunError, DamagedStoreError.
+    `write` gets the text of a single prompt as it comes, each part once; where the store changes
+    meanwhile, and the text with it, it gets the other one on a new line. `note` hears of speed and
+    what bounds it. Raises ConfigError, RunError, DamagedStoreError.
     """
     run = config.run.dir
     store = live_store(run)
@@ -86,8 +88,12 @@ def generate_text(
     torch.set_num_threads(config.train.threads or store.root.choices.threads)
     codec = PromptCodec(config, is_chat=is_chat, tokenizer=tokenizer)
 
+    once = None if write is None else WrittenOnce(write, note)
+
     def use(view: StoredStep) -> Generated:
-        return _generated(config, store.root, view, codec, list(prompts), sampling, write, note)
+        if once is not None:
+            once.begin()
+        return _generated(config, store.root, view, codec, list(prompts), sampling, once, note)
 
     return with_step(run, from_step, use, note)
 

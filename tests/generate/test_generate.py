@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from swaptrain.chat import render
 from swaptrain.cli import main
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, RunError
+from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.generate import Prompt, PromptCodec, Sampling, WeightStream
 from swaptrain.generate import generation as generation_module
+from swaptrain.store.read.live_store import LiveStore
 from swaptrain.store.read.safetensors import StreamedTensor
 from swaptrain.verbs import generate as generate_module
 from swaptrain.verbs.export import export_weights
@@ -180,6 +182,50 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     chat = capsys.readouterr().out.split()
     [alone] = generate_text(config, [Prompt("w5 w9")], Sampling(6)).texts
     assert chat == alone.split()
+
+
+def test_a_store_that_changes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is made again, and nothing of it is written twice; nor are rows."""
+    config = run_of(tmp_path, MODELS["llama"])
+    arguments = ["generate", str(config.run.dir), "--max-new-tokens", "8"]
+    (tmp_path / "p.txt").write_text("w1 w2\nw3\n")
+    several = [*arguments, "--prompts", str(tmp_path / "p.txt")]
+    capsys.readouterr()
+    assert main([*arguments, "--prompt", "w1 w2"]) == main(several) == 0
+    expected = capsys.readouterr().out
+    looks = generation_module._Finite.__call__
+    calls: list[int] = []
+
+    def fails_once(guard: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        calls.append(guard.calls)
+        if len(calls) == 6:
+            raise DamagedStoreError("a chunk does not match", segment=1)
+        return looks(guard, ids, scores)
+
+    monkeypatch.setattr(LiveStore, "has_changed", lambda _: True)
+    monkeypatch.setattr(generation_module._Finite, "__call__", fails_once)
+    assert main([*arguments, "--prompt", "w1 w2"]) == 0
+    assert calls[:7] == [0, 1, 2, 3, 4, 5, 0]
+    calls.clear()
+    assert main(several) == 0
+    assert calls[:7] == [0, 1, 2, 3, 4, 5, 0]
+    assert capsys.readouterr().out == expected
+
+
+def test_a_template_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is stopped by the limits that rows of data have."""
+    words = tokenizer(tmp_path / "words", 64)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    words.joinpath("chat_template.jinja").write_text(loop)
+    monkeypatch.setattr(render.render_prompts, "__kwdefaults__", {"most_row_s": 1, "most_all_s": 9})
+    config = config_of(tmp_path / "run", {"model": {"hf": LLAMA}, "data": {"text": ["a.txt"]}})
+    codec = PromptCodec(config, is_chat=True, tokenizer=words)
+    with pytest.raises(ConfigError, match=r"cannot be written: it takes more than 1 s: does the"):
+        codec.encode([Prompt("w1")], left=True)
 
 
 REFUSALS: dict[str, tuple[list[str], str]] = {
