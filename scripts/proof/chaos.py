@@ -6,9 +6,10 @@
 
 Each mode trains a small model to its end, again and again, until it was killed so many times; every
 end is compared with that of an uninterrupted run: all chunks of the store bit for bit, and step,
-loss, lr, grad_norm and tokens of every line of metrics.jsonl. The flushes are real. Most processes
-are forked from one that has captured the model, with a pool of a random size; some are new ones,
-with the import and the capture of their own. Exits with 1 if anything differs.
+loss, lr, grad_norm, tokens and eval_loss of every line of metrics.jsonl. With held-out data `eval`
+is killed behind each end as well, and has to give its loss all the same. The flushes are real. Most
+processes are forked from one that has captured the model, with a pool of a random size; some are
+new ones, with the import and the capture of their own. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ _LORA: dict[str, Any] = {
     "memory": {"host": "256MiB", "segment": "16KiB"},
 }  # fmt: skip
 _CLIPPED = {"optimizer": {"clip_norm": 0.3}}
+_WATCHED: dict[str, Any] = {
+    "eval": {"python": "tests.support.datasets:tokens", "every": 1, "batches": "all"}
+}
 MODES: dict[str, dict[str, Any]] = {
     "fused": _GPT,
     "clipped": {**_GPT, **_CLIPPED},
@@ -65,6 +69,8 @@ MODES: dict[str, dict[str, Any]] = {
     "lora": _LORA,
     "lora-step": {**_LORA, "store": {"commit": {"unit": "step"}}},
     "lora-nf4": {**_LORA, "model": {**_LORA["model"], "base": "nf4"}},
+    "eval": {**_GPT, **_WATCHED},
+    "eval-clipped": {**_GPT, **_CLIPPED, **_WATCHED},
     "paths": {**_GPT, "store": {"paths": ["disk0", "disk1"]}},
 }
 

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # for the models and data of tests.support
 
 import torch  # noqa: E402
 
+import swaptrain.verbs.evaluate as evaluation  # noqa: E402
 import swaptrain.verbs.train as training  # noqa: E402
 from swaptrain.config.load import load_config  # noqa: E402
 from swaptrain.config.schema import Config  # noqa: E402
@@ -39,7 +41,9 @@ from swaptrain.run.steps import Training  # noqa: E402
 class Log:
     """Notes what this process does; nothing of it changes what is done."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, evaluations: int = 0, delay_s: float = 0.0) -> None:
+        """With `evaluations` this process kills itself, `delay_s` behind the begin of so many."""
+        self._evaluations, self._delay_s = evaluations, delay_s
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         self._now = ""
         self.write("process")
@@ -60,6 +64,9 @@ class Log:
             name = instruction.operation.value
             self._now = f"{step} {name} {instruction.segment} {instruction.micro_batch}"
             self.write(f"b {self._now}")
+            self._evaluations -= name == "evaluate"
+            if name == "evaluate" and self._evaluations == 0:
+                threading.Timer(self._delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return execute(executor, position, instruction, slabs, state, pair)
 
         def initialised(executor: Executor, *arguments: Any, observe: Any, **named: Any) -> None:
@@ -76,24 +83,27 @@ class Log:
 
         Executor._execute = executed  # type: ignore[method-assign]
         Executor.__init__ = initialised  # type: ignore[method-assign]
-        training.finish = finished
+        training.finish = evaluation.finish = finished
 
 
 class Server:
-    """Captures a model once and forks processes that open the run and train."""
+    """Captures a model once and forks processes that open the run, and train or evaluate it."""
 
     def __init__(self, config: Config, log: Path) -> None:
         self._config, self._log = config, log
         self._prepared = Prepared(config.resolved(), None, lambda _: None)
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Fork a process and kill it after `kill_after_s`, if that is given and it still runs."""
+        """Fork a process and kill it after `kill_after_s`, if that is given and it still runs.
+
+        With `evaluations` it kills itself so long behind the begin of so many instructions.
+        """
         begun = time.monotonic()
         child = os.fork()
         if child == 0:
-            os._exit(self._train(request["pool"]))
+            os._exit(self._carry_out(request))
         descriptor = os.pidfd_open(child)
-        delay_s = request.get("kill_after_s")
+        delay_s = None if request["evaluations"] else request["kill_after_s"]
         ended, _, _ = select.select([descriptor], [], [], delay_s)
         if not ended:
             os.kill(child, signal.SIGKILL)
@@ -101,13 +111,20 @@ class Server:
         _, status = os.waitpid(child, 0)
         return {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - begun}
 
-    def _train(self, pool: float) -> int:
-        Log(self._log).install()
+    def _carry_out(self, request: dict[str, Any]) -> int:
+        log = Log(self._log, request["evaluations"], request["kill_after_s"] or 0.0)
+        log.install()
         prepared = self._prepared
-        pool_bytes = int(prepared.plan.peaks.instruction_bytes * pool)
+        pool_bytes = int(prepared.plan.peaks.instruction_bytes * request["pool"])
         prepared.plan = dataclasses.replace(prepared.plan, pool_bytes=pool_bytes)
-        training.Prepared = lambda *_: prepared  # type: ignore[assignment,misc]
-        return _exit_code(lambda: training.train(self._config))
+        training.Prepared = evaluation.Prepared = lambda *_: prepared  # type: ignore[assignment,misc]
+
+        def evaluate() -> None:
+            found = evaluation.evaluate_run(self._config)
+            log.write(f"loss {found.step} {found.loss!r}")
+
+        verbs = {"train": lambda: training.train(self._config), "eval": evaluate}
+        return _exit_code(verbs[request["verb"]])
 
 
 def _exit_code(run: Callable[[], None]) -> int:

@@ -21,12 +21,17 @@ __all__ = ["POSITIONS", "Result", "Tormented", "differences"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("chaos_child.py")
-KEYS = ("step", "loss", "lr", "grad_norm", "tokens")
+KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
 POOLS = (1.05, 1.3, 2.0, 6.0)
 """Slabs, in units of what the largest instruction needs."""
 NEW_PROCESSES = 0.04
 """The share of processes that are new ones."""
-POSITIONS = ("creation", "opening", "forward", "backward", "update", "between", "ending")
+POSITIONS = ("creation", "opening", "forward", "backward", "update", "eval", "between", "ending")
+EVALUATIONS = 0.8
+"""The share of kills of `eval` behind which another one is killed."""
+INSIDE = 0.5
+"""The share of kills, with held-out data, that are timed from inside of an evaluation."""
+INSIDE_S = 0.002
 
 State = tuple[dict[str, str], list[list[Any]]]
 """A digest of every chunk of the live store, and the lines of metrics."""
@@ -78,6 +83,7 @@ class Tormented:
         self._errors = folder / "errors.txt"
         tree = {**tree, "run": {"dir": str(self._run_dir)}}
         self._micro_batches = tree["data"]["micro_batches"]
+        self._watched = "eval" in tree
         self._paths = [Path(path) for path in tree.get("store", {}).get("paths", [])]
         folder.mkdir(parents=True)
         self._config.write_text(yaml.safe_dump(tree))
@@ -101,12 +107,15 @@ class Tormented:
         times = {word: float(rest[-1]) for word, *rest in self._log_lines()}
         # A third of the steps, so that most of the kills come before the end, and a few behind it.
         self._moments_s = times["open"] - times["process"] + (times["finish"] - times["open"]) / 3
+        self._evaluations = self._count_evaluations() // 3
+        self._expected_loss = self._evaluated()
         self._reset()
         while True:
             if self._process(self.result.kills < kills):
                 self.result.kills += 1
                 continue
             self._count_again()
+            self._kill_evaluations(kills)
             self.result.runs += 1
             self._compare()
             if self.result.kills >= kills or self.result.mismatches:
@@ -123,12 +132,39 @@ class Tormented:
             killed = self._new_process(before)
             self.result.new_processes += killed
         else:
-            delay_s = self._random.uniform(0, self._moments_s) if kill else None
-            code = self._ask(self._random.choice(POOLS), delay_s)["code"]
+            moment = self._moment(self._moments_s, self._evaluations) if kill else (None, 0)
+            code = self._ask(self._random.choice(POOLS), *moment)["code"]
             killed = self._was_killed(code)
         if killed:
             self.result.positions[self._position(before, existed)] += 1
         return killed
+
+    def _kill_evaluations(self, kills: int) -> None:
+        """Kill `eval` some times, and compare the loss that it gives behind that."""
+        while self._watched and self.result.kills < kills and self._random.random() < EVALUATIONS:
+            before, moment = self._log.stat().st_size, self._moment(self._eval_s, self._eval_count)
+            code = self._ask(self._random.choice(POOLS), *moment, verb="eval")["code"]
+            if self._was_killed(code):
+                self.result.positions[self._position(before, True)] += 1
+                self.result.kills += 1
+        if not self.result.mismatches and (loss := self._evaluated()) != self._expected_loss:
+            self.result.mismatches.append(f"eval gives {loss} instead of {self._expected_loss}")
+
+    def _moment(self, seconds: float, evaluations: int) -> tuple[float, int]:
+        """Return when to kill: after seconds, or so long behind the begin of an evaluation."""
+        if evaluations and self._random.random() < INSIDE:
+            return self._random.uniform(0, INSIDE_S), self._random.randint(1, evaluations)
+        return self._random.uniform(0, seconds), 0
+
+    def _evaluated(self) -> str | None:
+        """Return the step and the loss that an uninterrupted `eval` gives; None without data."""
+        if not self._watched:
+            return None
+        before = self._log.stat().st_size
+        answer = self._ask(POOLS[1], None, verb="eval")
+        self._eval_s, self._eval_count = answer["seconds"], self._count_evaluations(before)
+        word, *rest = self._log_lines()[-1]
+        return " ".join(rest[:2]) if word == "loss" else f"exit {answer['code']}"
 
     def _new_process(self, before: int) -> bool:
         """Start the command, and kill it at some moment of its start or of its training."""
@@ -160,9 +196,19 @@ class Tormented:
                 **pipes,
             )
 
-    def _ask(self, pool: float, kill_after_s: float | None) -> dict[str, Any]:
+    def _count_evaluations(self, offset: int = 0) -> int:
+        return sum(line[0] == "b" and line[2] == "evaluate" for line in self._log_lines(offset))
+
+    def _ask(
+        self, pool: float, kill_after_s: float | None, evaluations: int = 0, verb: str = "train"
+    ) -> dict[str, Any]:
         assert self._server.stdin is not None
-        request = {"pool": pool, "kill_after_s": kill_after_s}
+        request = {
+            "pool": pool,
+            "kill_after_s": kill_after_s,
+            "evaluations": evaluations,
+            "verb": verb,
+        }
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
         return self._answer()
@@ -251,4 +297,4 @@ def differences(expected: State, found: State) -> list[str]:
 def _kind(operation: str) -> str | None:
     """Return the phase that an instruction belongs to."""
     kinds = {"forward": "forward", "turn": "backward", "backward": "backward", "update": "update"}
-    return kinds.get(operation)
+    return {**kinds, "evaluate": "eval"}.get(operation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +183,38 @@ def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Pa
     assert all("eval_loss_before" not in row for row in silent)
     assert [row["loss"] for row in silent] == [row["loss"] for row in found]
     assert_same_bits(weights(tmp_path / "off"), weights(tmp_path / "run"))
+
+
+KILLED = """
+import os, signal, sys
+from swaptrain.cli import main
+from swaptrain.run.executor import Executor
+execute, left = Executor._execute, [int(sys.argv[1])]
+def killed(executor, position, instruction, *rest):
+    left[0] -= instruction.operation.value == "evaluate"
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return execute(executor, position, instruction, *rest)
+Executor._execute = killed
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("verb", proof_but(["eval", "train"], "eval"))
+def test_a_kill_inside_an_evaluation_loses_nothing(verb: str, tmp_path: Path) -> None:
+    """The next `eval` gives the loss of a run that was not killed, and training its bits."""
+    whole = trained(job(tmp_path / "whole", steps=3))
+    config = job(tmp_path / "run", steps=2)
+    words = ["--config", str(tmp_path / "run.yaml")]
+    if verb == "eval":
+        trained(config)
+        words = ["eval", *words]
+    command = [sys.executable, "-c", KILLED, "4", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -9, ended.stderr
+    if verb == "eval":
+        assert evaluate_run(config).loss == rows(whole)[1]["eval_loss"]
+    run = trained(job(tmp_path / "run", steps=3))
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert [row[key] for row in rows(run)] == [row[key] for row in rows(whole)]
+    assert_same_bits(weights(run), weights(whole))
