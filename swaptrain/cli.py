@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from swaptrain import cli_start
 from swaptrain.config.load import load_config
 from swaptrain.config.paths import expand_argument
 from swaptrain.config.schema import Config
@@ -39,6 +40,7 @@ Verbs:
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
+  migrate   print the config that a file of Axolotl, LLaMA-Factory or TRL means here
 
 `python -m swaptrain VERB --help` explains a verb; docs/config.md every key of a config.
 
@@ -359,6 +361,7 @@ _VERBS = {
     "generate": _Verb(_generate, _generate_arguments),
     "export": _Verb(_export, _export_arguments),
     "verify": _Verb(_verify, _verify_arguments),
+    "migrate": _Verb(cli_start.migrate, cli_start.migrate_arguments),
 }
 
 

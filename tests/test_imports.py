@@ -16,10 +16,10 @@ import swaptrain
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
     *("errors", "units", "spans", "strict_json", "processes", "program", "capture", "config"),
-    *("memory", "chat"),
+    *("memory", "chat", "migrate"),
     *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
     *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
-    *("plan", "plan.check_capture", "run", "generate", "verbs", "cli"),
+    *("plan", "plan.check_capture", "run", "generate", "verbs", "cli_start", "cli"),
 ]
 """Rooms from the ground up: each may import those before it. docs/design.md has them in words."""
 # swaptrain.reference is the yardstick beside the house: plain PyTorch, with its optimizers.

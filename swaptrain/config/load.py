@@ -34,8 +34,8 @@ from swaptrain.errors import ConfigError
 
 __all__ = ["Change", "Changes", "Config", "DataConfig", "EvalConfig", "MemoryConfig"]
 __all__ += ["ModelConfig", "OptimizerConfig", "RunConfig", "ScheduleConfig", "StoreConfig"]
-__all__ += ["TrainConfig", "changes", "check_resume", "load_config", "resume_rule"]
-__all__ += ["with_recorded"]
+__all__ += ["TrainConfig", "changes", "check_resume", "load_config", "parse_config"]
+__all__ += ["resume_rule", "with_recorded"]
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -49,11 +49,20 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: a config is a mapping of sections, such as model: and data:")
     for override in overrides:
         _apply(tree, override)
+    return _checked(tree, str(path))
+
+
+def parse_config(text: str, *, source: str) -> Config:
+    """Check YAML text as `load_config` does a file; `source` begins each message."""
+    return _checked(parse_yaml(text, source=source), source)
+
+
+def _checked(tree: Tree, source: str) -> Config:
     try:
         return Config.model_validate(tree.values)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        raise config_error(str(path), tree, details, Config) from None
+        raise config_error(source, tree, details, Config) from None
 
 
 def _apply(tree: Tree, override: str) -> None:

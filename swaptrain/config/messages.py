@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from swaptrain.config.kinds import ValueKind, describe
-from swaptrain.config.other_tools import OTHER_TOOLS
+from swaptrain.config.other_tools import elsewhere
 from swaptrain.config.section import key_names, key_of
 from swaptrain.config.yaml_text import KeyPath, Tree
 from swaptrain.errors import ConfigError
@@ -101,8 +101,9 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
             return f"unknown key; it is {RENAMED[name]} now"
         if name in REMOVED:
             return f"unknown key; {REMOVED[name]}"
-        if str(path[-1]) in OTHER_TOOLS:
-            return f"another tool's key; here it is {OTHER_TOOLS[str(path[-1])]}"
+        there = elsewhere(str(path[-1]))
+        if there is not None:
+            return f"another tool's key; here it is {there}"
         near = nearest(name, root)
         return (
             f"unknown key; did you mean {near}?" if near else f"unknown key; {_choices(path, root)}"

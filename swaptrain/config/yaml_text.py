@@ -13,7 +13,7 @@ import yaml
 
 from swaptrain.errors import ConfigError
 
-__all__ = ["KeyPath", "Tree", "dump_yaml", "parse_yaml", "plain", "read_yaml"]
+__all__ = ["KeyPath", "Tree", "dump_yaml", "one_line_yaml", "parse_yaml", "plain", "read_yaml"]
 
 KeyPath = tuple[str | int, ...]
 
@@ -131,6 +131,25 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
         dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
     return text
+
+
+def one_line_yaml(value: Any) -> str:
+    """Write a plain value as one line that `parse_yaml` reads back, without control characters."""
+    text: str = yaml.dump(
+        plain(value),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=True,
+        width=math.inf,
+    )
+    text = text.removesuffix("\n").removesuffix("\n...")
+    if "\n" not in text:
+        return text
+    quoted: str = yaml.dump(
+        plain(value), Dumper=_Dumper, default_style='"', default_flow_style=True, width=math.inf
+    )
+    return quoted.strip()
 
 
 def plain(value: Any) -> Any:
