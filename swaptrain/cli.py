@@ -40,6 +40,7 @@ Verbs:
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
+  init      write a config for a model directory and files
   migrate   print the config that a file of Axolotl, LLaMA-Factory or TRL means here
 
 `python -m swaptrain VERB --help` explains a verb; docs/config.md every key of a config.
@@ -190,6 +191,17 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         help="write in this dtype; the default is that of the checkpoint, or of the training",
     )
     _step_argument(parser)
+
+
+def _init(given: Arguments) -> None:
+    """Write a commented config for a model directory and files, after looking at both.
+
+    Adapters or all weights, dtype, memory, lengths and batches are chosen by what the machine has;
+    the comments say why, and what a run will take. The disk is measured, for six seconds. No file
+    is overwritten.
+    """
+    _set_up_torch()
+    cli_start.init(given, _say)
 
 
 def _eval(given: Arguments) -> None:
@@ -361,6 +373,7 @@ _VERBS = {
     "generate": _Verb(_generate, _generate_arguments),
     "export": _Verb(_export, _export_arguments),
     "verify": _Verb(_verify, _verify_arguments),
+    "init": _Verb(_init, cli_start.init_arguments),
     "migrate": _Verb(cli_start.migrate, cli_start.migrate_arguments),
 }
 

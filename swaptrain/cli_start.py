@@ -1,13 +1,51 @@
-"""Arguments of the verbs with which one begins: `init` and `migrate`."""
+"""The verbs with which one begins, `init` and `migrate`, and their arguments."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from swaptrain.config.paths import expand_argument
+from swaptrain.errors import ConfigError
 
-__all__ = ["migrate", "migrate_arguments"]
+__all__ = ["init", "init_arguments", "migrate", "migrate_arguments"]
+
+
+def init(given: argparse.Namespace, note: Callable[[str], None]) -> None:
+    """Write a config for a model directory and files; see `cli`. Raises ConfigError."""
+    if given.lora and given.full:
+        raise ConfigError("give one of --lora and --full")
+    from swaptrain.verbs.init import init
+
+    init(
+        expand_argument(given.to),
+        expand_argument(given.model),
+        given.data,
+        template=None if given.chat_template is None else expand_argument(given.chat_template),
+        method="lora" if given.lora else "full" if given.full else None,
+        note=note,
+    )
+
+
+def init_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `init`."""
+    parser.add_argument("to", type=Path, metavar="CONFIG", help="the YAML file to write")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="as the hub has it: config.json"
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="rows (.jsonl, .json, .csv, .parquet) or text; globs are taken too",
+    )
+    parser.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="Jinja, instead of the tokenizer's own"
+    )
+    parser.add_argument("--lora", action="store_true", help="train adapters, whatever would fit")
+    parser.add_argument("--full", action="store_true", help="train all weights")
 
 
 def migrate(given: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from swaptrain.config.schema import Config
 from swaptrain.units import format_count, format_duration, format_size
 from swaptrain.verbs.plan_report import PlanReport, Segment
 
-__all__ = ["show"]
+__all__ = ["figures", "show"]
 
 _MUCH_WAITING = 0.1
 """Part of a step in which it waits for data that is worth a word."""
@@ -31,7 +31,7 @@ def show(report: PlanReport, config: Config, *, console: Console | None = None) 
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    for name, text in _figures(report, config):
+    for name, text in figures(report, config):
         rows.add_row(name, text)
     console.print(rows, markup=False, highlight=False)
 
@@ -64,7 +64,8 @@ def _segment_table(segments: tuple[Segment, ...]) -> Table:
     return table
 
 
-def _figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
+def figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the figures below the table, each with its name; a name that is empty goes on."""
     size = format_size
     state_bytes = sum(segment.state_bytes for segment in report.segments)
     yield (
