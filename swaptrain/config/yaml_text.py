@@ -62,15 +62,18 @@ class Tree:
     where: dict[KeyPath, str] = field(default_factory=dict)
 
 
-def read_yaml(path: Path) -> Tree:
-    """Read one YAML file; raises ConfigError if it is missing, no text, empty or malformed."""
+def read_yaml(path: Path, *, advice: str = "give a YAML file with --config") -> Tree:
+    """Read one YAML file; raises ConfigError if it is missing, no text, empty or malformed.
+
+    `advice` is said of a file that is not there.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give a YAML file with --config") from None
+        raise ConfigError(f"{path}: no such file; {advice}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory; give a YAML file with --config") from None
+        raise ConfigError(f"{path}: is a directory; {advice}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{str(path)!r}: cannot be read: {reason}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swaptrain.config.paths import written_path
 from swaptrain.migrate.draft import Draft
 from swaptrain.migrate.files import add_files, found_files
 from swaptrain.migrate.given import ONE_ANSWER
@@ -37,7 +38,7 @@ def add_axolotl(draft: Draft) -> None:
             raise given.refusal(key, "training here predicts the next token")
     model = given.text("base_model", "base_model_config")
     if model is not None:
-        draft.set("model.hf", model, "base_model")
+        draft.set("model.hf", written_path(model), "base_model")
     add_dtype(draft, default="bfloat16")
     _add_adapter(draft)
     _add_data(draft, given.text("tokenizer_config") or model)
@@ -60,7 +61,11 @@ def _add_adapter(draft: Draft) -> None:
         for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"):
             given.take(key)
         given.take("lora_target_linear", "lora_modules_to_save")
-        draft.set("lora.from", started, "lora_model_dir, which says r, alpha and targets itself")
+        draft.set(
+            "lora.from",
+            written_path(started),
+            "lora_model_dir, which says r, alpha and targets itself",
+        )
         return
     linear = given.flag("lora_target_linear")
     targets = None if linear else given.take("lora_target_modules")
@@ -93,7 +98,7 @@ def _add_data(draft: Draft, tokenizer: str | None) -> None:
     if files:
         add_files(draft, "data", files)
     if tokenizer is not None:
-        draft.set("data.tokenizer", tokenizer, "base_model")
+        draft.set("data.tokenizer", written_path(tokenizer), "base_model")
     length = given.count("sequence_len")
     if length is None:
         draft.default("data.sequence_length", 512)
@@ -145,14 +150,12 @@ def _files(draft: Draft, entry: dict[str, Any]) -> list[str]:
     path = entry.get("path")
     if not isinstance(path, str):
         raise draft.given.wrong("datasets", entry, "a list of mappings with path")
-    named = entry.get("data_files") or ()
-    split = str(entry.get("split") or "train")
     files = found_files(
         draft,
         path,
-        files=[named] if isinstance(named, str) else named,
+        files=entry.get("data_files"),
         name=entry.get("name"),
-        split=split,
+        split=entry.get("split"),
     )
     _remark_rows(draft, path, entry)
     return files
@@ -203,8 +206,8 @@ def _remark_messages(draft: Draft, path: str, entry: dict[str, Any]) -> None:
     role = mapping.get("role") or entry.get("message_field_role") or "role"
     content = mapping.get("content") or entry.get("message_field_content") or "content"
     column = entry.get("field_messages") or "messages"
-    readable = {("messages", "role", "content"), ("conversations", "role", "content")}
-    readable.add(("conversations", "from", "value"))
+    readable = [("messages", "role", "content"), ("conversations", "role", "content")]
+    readable.append(("conversations", "from", "value"))
     if (column, role, content) not in readable and entry.get("type") is not None:
         draft.remark(
             path,

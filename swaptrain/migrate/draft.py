@@ -39,7 +39,7 @@ class Draft:
 
     def remark(self, name: str, value: Any, text: str) -> None:
         """Say of a key of theirs, and its value, what is another thing here."""
-        self.remarks.append(f"  {name}: {shown(value)}: {text}")
+        self.remarks.append(f"  {shown(name)}: {shown(value)}: {text}")
 
     def say(self, text: str) -> None:
         """Say what is another thing here, of no key of theirs."""

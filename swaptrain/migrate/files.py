@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from swaptrain.chat.files import SUFFIXES, read_rows
 from swaptrain.config.commented import shown
@@ -25,15 +26,23 @@ def found_files(
     draft: Draft,
     path: str,
     *,
-    files: Iterable[str] = (),
-    name: str | None = None,
-    split: str = "train",
+    files: Any = None,
+    name: Any = None,
+    split: Any = None,
 ) -> list[str]:
     """Return the files of a dataset; of one on the hub the file that it is to become.
 
-    `files` are those that it names itself, `name` and `split` what `load_dataset` takes.
+    `files` are those that it names itself, one, several or by split; `name` and `split` what
+    `load_dataset` takes. Raises ConfigError.
     """
-    named = list(files)
+    split = str(split or "train")
+    if isinstance(files, dict):
+        files = files.get(split)
+    named = [files] if isinstance(files, str) else files or []
+    if not isinstance(named, list) or not all(isinstance(file, str) and file for file in named):
+        raise draft.given.wrong("data_files", files, "a file or a list of files")
+    if "\0" in path or not path:
+        raise draft.given.wrong("path", path, "a dataset")
     if named:
         folder = "" if path in _KINDS or not Path(path).is_dir() else f"{path.rstrip('/')}/"
         return [written_path(folder + file) for file in named]
@@ -44,7 +53,7 @@ def found_files(
         for suffix in (*SUFFIXES, *_TEXT):
             if any(where.glob(f"*{suffix}")):
                 return [f"{written_path(path.rstrip('/'))}/*{suffix}"]
-    parts = [part for part in (path, name, split) if part]
+    parts = [str(part) for part in (path, name, split) if part]
     file = "data/" + re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-.") + ".jsonl"
     arguments = ", ".join([repr(path)] + ([repr(name)] if name else []) + [f"split={split!r}"])
     draft.do_first(

@@ -47,7 +47,7 @@ def add_llamafactory(draft: Draft) -> None:
         raise given.refusal("stage", ONE_ANSWER)
     model = given.text("model_name_or_path")
     if model is not None:
-        draft.set("model.hf", model, "model_name_or_path")
+        draft.set("model.hf", written_path(model), "model_name_or_path")
     add_dtype(draft, default="bfloat16")
     if given.flag("pure_bf16"):
         draft.set("model.dtype", "bfloat16", "pure_bf16, but with float32 masters")
@@ -74,7 +74,11 @@ def _add_adapter(draft: Draft) -> None:
     if started and not given.flag("create_new_adapter"):
         for key in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target"):
             given.take(key)
-        draft.set("lora.from", started[0], "adapter_name_or_path, which says r, alpha and targets")
+        draft.set(
+            "lora.from",
+            written_path(started[0]),
+            "adapter_name_or_path, which says r, alpha and targets",
+        )
         if len(started) > 1:
             draft.remark("adapter_name_or_path", started, "merge all but the last into the base")
         return
@@ -95,7 +99,7 @@ def _add_data(draft: Draft, stage: str, tokenizer: str | None) -> None:
     if files:
         add_files(draft, "data", files)
     if tokenizer is not None:
-        draft.set("data.tokenizer", tokenizer, "model_name_or_path")
+        draft.set("data.tokenizer", written_path(tokenizer), "model_name_or_path")
     length = given.count("cutoff_len")
     if length is None:
         draft.default("data.sequence_length", 2048)
@@ -158,8 +162,8 @@ def _files(draft: Draft, folder: str, name: str, stage: str) -> list[str]:
         return found_files(draft, os.path.join(folder, where))
     hub = entry.get("hf_hub_url") or entry.get("ms_hub_url") or entry.get("script_url") or name
     subset = entry.get("subset")
-    split = entry.get("split") or "train"
-    return found_files(draft, str(hub), name=subset, split=str(split))
+    split = entry.get("split")
+    return found_files(draft, str(hub), name=subset, split=split)
 
 
 def _listed(folder: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def migrate(path: Path, tool: str | None = None) -> str:
     """
     if tool is not None and tool not in TOOLS:
         raise ConfigError(f"--from {tool}: give one of {', '.join(TOOLS)}")
-    tree = read_yaml(path)
+    tree = read_yaml(path, advice="give a YAML file of another tool")
     source = str(path)
     if not isinstance(tree.values, dict):
         raise ConfigError(f"{source}: it is no mapping of keys, as configs of these tools are")
@@ -88,7 +88,9 @@ def _tail(draft: Draft) -> list[str]:
     left = draft.given.left()
     if left:
         paragraphs += ["Without a key in this config:"]
-        paragraphs += [f"  {key}: {shown(value)} -> {_answer(key)}" for key, value in left.items()]
+        paragraphs += [
+            f"  {shown(key)}: {shown(value)} -> {_answer(key)}" for key, value in left.items()
+        ]
     return paragraphs
 
 

@@ -40,7 +40,7 @@ def add_schedule(draft: Draft, key: str, default: str, lr: float, steps: int | N
         )
         return named
     draft.set(f"{_KEY}.name", _NAMES[named], comment)
-    least = _least(named, arguments, lr)
+    least = _least(draft, named, arguments, lr)
     if least:
         draft.set(f"{_KEY}.min_lr_ratio", least, "of lr, at the end of the decay")
     if named == "polynomial" and arguments.pop("power", 1.0) != 1.0:
@@ -63,19 +63,32 @@ def _arguments(draft: Draft) -> dict[str, Any]:
     return dict(found)
 
 
-def _least(named: str, arguments: dict[str, Any], lr: float) -> float:
+def _number(draft: Draft, arguments: dict[str, Any], *names: str) -> float | None:
+    """Take the first of these arguments that is there; raises ConfigError for what is no number."""
+    found = [value for name in names if (value := arguments.pop(name, None)) is not None]
+    if not found:
+        return None
+    try:
+        return float(found[0])
+    except (TypeError, ValueError, OverflowError):
+        raise draft.given.wrong(
+            "lr_scheduler_kwargs", found[0], f"a number as {names[0]}"
+        ) from None
+
+
+def _least(draft: Draft, named: str, arguments: dict[str, Any], lr: float) -> float:
     """Return the factor at the end of the decay."""
     if named == "polynomial":
-        return float(arguments.pop("lr_end", _POLYNOMIAL_END)) / lr
+        end = _number(draft, arguments, "lr_end")
+        return (_POLYNOMIAL_END if end is None else end) / lr
     if named in ("cosine_with_min_lr", "warmup_stable_decay"):
-        ratio = arguments.pop("min_lr_rate", None) or arguments.pop("min_lr_ratio", None)
-        least = arguments.pop("min_lr", None)
-        return float(ratio) if ratio else float(least) / lr if least else 0.0
+        ratio = _number(draft, arguments, "min_lr_rate", "min_lr_ratio")
+        return ratio or (_number(draft, arguments, "min_lr") or 0.0) / lr
     return 0.0
 
 
 def _add_decay(draft: Draft, arguments: dict[str, Any], steps: int | None) -> None:
-    decay = arguments.pop("num_decay_steps", None)
+    decay = _number(draft, arguments, "num_decay_steps")
     shape = arguments.pop("decay_type", "cosine")
     arguments.pop("num_stable_steps", None)  # what is left
     if shape != "linear":
@@ -85,6 +98,6 @@ def _add_decay(draft: Draft, arguments: dict[str, Any], steps: int | None) -> No
     elif decay is not None:
         draft.remark(
             "lr_scheduler_kwargs",
-            f"num_decay_steps: {decay}",
+            f"num_decay_steps: {decay:g}",
             f"set {_KEY}.decay_fraction to that part of all steps, which plan says",
         )

@@ -57,7 +57,8 @@ def add_training(draft: Draft, names: ToolNames) -> int | None:
     else:
         draft.set("train.seed", seed, "seed")
     _add_snapshots(draft, steps)
-    draft.set("run.dir", given.text("output_dir") or "runs/migrated", "output_dir")
+    to = given.text("output_dir")
+    draft.set("run.dir", (to or "runs/migrated").replace("$", "$$"), "output_dir")
     return steps
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from swaptrain.config.paths import written_path
 from swaptrain.migrate.draft import Draft
 from swaptrain.migrate.files import add_files, first_columns, found_files
 from swaptrain.migrate.given import ONE_ANSWER
@@ -35,7 +36,7 @@ def add_trl(draft: Draft) -> None:
             raise given.refusal(key, ONE_ANSWER)
     model = given.text("model_name_or_path")
     if model is not None:
-        draft.set("model.hf", model, "model_name_or_path")
+        draft.set("model.hf", written_path(model), "model_name_or_path")
     add_dtype(draft, default="bfloat16")
     dtype = given.text("dtype", "torch_dtype")
     if dtype == "bfloat16" and draft.config.get("model.dtype") == "float32":
@@ -70,7 +71,7 @@ def _add_data(draft: Draft, tokenizer: str | None) -> None:
     if files:
         add_files(draft, "data", files)
     if tokenizer is not None:
-        draft.set("data.tokenizer", tokenizer, "model_name_or_path")
+        draft.set("data.tokenizer", written_path(tokenizer), "model_name_or_path")
     length = given.count("max_length", "max_seq_length")
     if length is None:
         draft.default("data.sequence_length", 1024)
@@ -133,16 +134,13 @@ def _entry_files(draft: Draft, entry: dict[str, Any]) -> list[str]:
     path = entry.get("path")
     if not isinstance(path, str):
         raise draft.given.wrong("datasets", entry, "a list of mappings with path")
-    named = entry.get("data_files") or ()
-    if isinstance(named, dict):
-        named = named.get(entry.get("split") or "train") or ()
     for key in ("columns", "fraction", "data_dir"):
         if entry.get(key):
             draft.remark(path, {key: entry[key]}, "no key: make it so in the files")
     return found_files(
         draft,
         path,
-        files=[named] if isinstance(named, str) else named,
+        files=entry.get("data_files"),
         name=entry.get("name"),
-        split=str(entry.get("split") or "train"),
+        split=entry.get("split"),
     )

@@ -154,8 +154,8 @@ def _add_data(
     config.set("data.micro_batch", each, "sequences that are computed together")
     tokens = f"{each * count * length:,} tokens a step; more of them cost no traffic"
     config.set("data.micro_batches", count, tokens)
-    if data.kind == "chat" and data.rows >= _LEAST_ROWS_SPLIT:
-        part = round(max(0.02, _HELD_OUT_ROWS / data.rows), 3)
+    if data.kind == "chat" and data.distinct >= _LEAST_ROWS_SPLIT:
+        part = round(max(0.02, _HELD_OUT_ROWS / data.distinct), 3)
         config.set("data.held_out", part, f"about {data.rows * part:,.0f} rows, for eval")
     return items
 

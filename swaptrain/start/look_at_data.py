@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -50,6 +50,8 @@ class DataFacts:
     """Of all of them, reckoned likewise."""
     lengths: tuple[int, ...]
     """Tokens of the rows that were counted, sorted; empty for text."""
+    distinct: int
+    """Rows that differ, of those that were counted."""
     is_whole: bool
     """Whether every row was counted."""
 
@@ -146,13 +148,19 @@ def _chat(
         count,
         round(sum(lengths) * count / len(lengths)),
         tuple(lengths),
+        len({row.strip() for row in _first_rows(files)}),
         is_whole,
     )
 
 
+def _first_rows(files: list[CorpusFile]) -> Iterator[bytes]:
+    rows = (row for file in files for _, row in read_rows(file.path, _KEY))
+    return islice(rows, _MOST_ROWS)
+
+
 def _row_count(files: list[CorpusFile]) -> int:
     """Return about how many rows there are, from the bytes of the first ones."""
-    taken = [len(row) for _, row in islice(read_rows(files[0].path, _KEY), _MOST_ROWS)]
+    taken = [len(row) for row in _first_rows(files)]
     total_bytes = sum(file.size_bytes for file in files)
     return max(_MOST_ROWS, round(total_bytes * len(taken) / max(1, sum(taken))))
 
@@ -174,4 +182,4 @@ def _text(patterns: Sequence[str], files: list[CorpusFile], name: str) -> DataFa
             break
     total = tokens if is_whole else round(tokens * total_bytes / read_bytes)
     what = f"text in {len(files):,} file{'s' * (len(files) != 1)}, {format_size(total_bytes)}"
-    return DataFacts("text", tuple(patterns), what, name, None, len(files), total, (), is_whole)
+    return DataFacts("text", tuple(patterns), what, name, None, len(files), total, (), 0, is_whole)

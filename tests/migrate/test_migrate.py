@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from swaptrain.cli import main
 from swaptrain.config.load import parse_config
+from swaptrain.config.other_tools import OTHER_TOOLS
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.migrate import TOOLS, migrate
@@ -303,6 +305,44 @@ def test_no_key_is_lost(
     said = " ".join(" ".join(line.split("#", 1)[1:]) for line in text.splitlines())
     for key in chosen - {"a\nb"}:
         assert key in said, key
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+INNER = st.fixed_dictionaries(
+    {"path": st.just("a.jsonl")},
+    optional=dict.fromkeys(
+        ("type", "split", "name", "data_files", "field_messages", "roles_to_train", "field"), VALUES
+    ),
+)
+
+
+@given(
+    tool=st.sampled_from(TOOLS),
+    keys=st.dictionaries(st.sampled_from(sorted({*OTHER_TOOLS, *LOOSE, "optimizer"})), VALUES),
+    arguments=st.dictionaries(st.sampled_from(["min_lr", "power", "num_decay_steps"]), VALUES),
+    datasets=st.lists(INNER, max_size=2),
+    name=st.sampled_from(["polynomial", "cosine_with_min_lr", "warmup_stable_decay"]),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_a_value_is_it_is_read_or_refused(
+    tmp_path: Path,
+    tool: str,
+    keys: dict[str, Any],
+    arguments: dict[str, Any],
+    datasets: list[dict[str, Any]],
+    name: str,
+) -> None:
+    """No value of any key ends in another error."""
+    base = {"axolotl": AXOLOTL, "llamafactory": FACTORY, "trl": TRL}[tool]
+    schedule = {"lr_scheduler": name, "lr_scheduler_type": name, "lr_scheduler_kwargs": arguments}
+    path = tmp_path / "theirs.yaml"
+    path.write_text(json.dumps(base | schedule | {"datasets": datasets} | keys))
+    with suppress(ConfigError):
+        parse_config(migrate(path, tool), source="ours")
 
 
 @pytest.mark.parametrize(

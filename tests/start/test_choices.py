@@ -28,7 +28,9 @@ def rows(*lengths: int, count: int | None = None) -> DataFacts:
     tokens = sum(lengths) * total // len(lengths)
     files, what = ("rows.jsonl",), f"{total:,} conversations"
     whole = count is None
-    return DataFacts("chat", files, what, "m", None, total, tokens, tuple(sorted(lengths)), whole)
+    return DataFacts(
+        "chat", files, what, "m", None, total, tokens, tuple(sorted(lengths)), total, whole
+    )
 
 
 def machine(ram: int = 16 * GIB, disk: int | None = 10**12) -> MachineFacts:
