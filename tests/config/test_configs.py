@@ -14,12 +14,12 @@ import torch
 
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
-from swaptrain.data import open_example
+from swaptrain.data import open_data, open_eval, open_example
 from swaptrain.models.build import model_factory
 from swaptrain.units import parse_size
 from swaptrain.verbs.export import Form, export_weights
 from swaptrain.verbs.plan import plan
-from tests.support.runs import rows, trained
+from tests.support.runs import assert_same_state, losses, reference, rows, trained, weights
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -110,6 +110,41 @@ def test_digits_returns_a_loss_for_its_own_images() -> None:
     assert batch["images"].shape == (4, 1, 8, 8)
     loss = network(width=4, blocks=1)(**batch)
     assert loss.shape == () and torch.isfinite(loss)
+
+
+@pytest.mark.proof
+@pytest.mark.trains
+@pytest.mark.usefixtures("in_root")
+def test_the_vision_example_trains_as_plain_pytorch(tmp_path: Path) -> None:
+    """Smaller, into its second epoch, stopped in between, with other workers: the bits are same."""
+    overrides = ["model.kwargs={width: 32, layers: 1}", "data.micro_batch=250", "train.threads=1"]
+    overrides += ["train.steps=7", "optimizer.schedule.decay_steps=7", "eval.every=7"]
+    overrides += [f"run.dir={tmp_path / 'run'}", "memory.segment=64KiB", "device=cpu"]
+    path = ROOT / "configs" / "vision.yaml"
+    run_dir = trained(load_config(path, [*overrides, "train.steps=3"]))
+    trained(load_config(path, [*overrides, "data.workers=2"]))
+    plain = reference(load_config(path, overrides))
+    assert losses(run_dir) == plain.losses
+    assert rows(run_dir)[-1]["eval_loss"] == plain.eval_losses[7]
+    assert_same_state(weights(run_dir), plain)
+
+
+@pytest.mark.usefixtures("in_root")
+def test_digits_move_anew_in_each_epoch(tmp_path: Path) -> None:
+    """The same image of another epoch lies elsewhere; the held-out ones stay, as none of theirs."""
+    from configs.vision import digits
+
+    config = load_config(ROOT / "configs" / "vision.yaml")
+    assert config.eval is not None
+    data = open_data(config.data, seed=0, run_dir=tmp_path, model_vocabulary=None)
+    first, second = (
+        torch.stack([data.item(i, epoch)["images"] for i in range(50)]) for epoch in (0, 1)
+    )
+    moved = (first != second).flatten(1).any(dim=1)
+    assert moved.sum() > 30, "of nine places one is the same"
+    held_out = open_eval(config.eval, config.data, run_dir=tmp_path, model_vocabulary=None)
+    assert torch.equal(held_out.batch(1, 0)["images"], digits("test").images[:50])
+    assert (len(data), len(digits("test"))) == (1498, 299)
 
 
 def test_commands_of_the_readme_exist() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from torch import Tensor
 
-__all__ = ["Items", "image_labels", "images", "pairs", "pictures", "tokens", "vectors"]
+__all__ = ["Items", "image_labels", "images", "moved", "pairs", "pictures", "tokens", "vectors"]
 
 
 class Items:
@@ -60,6 +62,19 @@ def tokens() -> Items:
 
 def vectors() -> Items:
     return Items("vectors")
+
+
+class Moved(Items):
+    """Images that are moved by a draw of torch's, and brightened by one of Python's."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = super().__getitem__(index)
+        image = item["x"].roll(int(torch.randint(0, 8, ())), dims=-1)
+        return {**item, "x": image * random.uniform(0.5, 1.5)}
+
+
+def moved() -> Moved:
+    return Moved("image_labels")
 
 
 class TextItems:

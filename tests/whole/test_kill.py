@@ -127,6 +127,14 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bits(
 
 
 @pytest.mark.proof
+def test_items_that_are_drawn_are_the_same_after_a_kill(server: Server, tmp_path: Path) -> None:
+    """Augmented images, into the second epoch: 7 steps take 42 of 40 items."""
+    tree = {**CNN, "data": {"python": "tests.support.datasets:moved"}, "train": {"steps": 7}}
+    report = ask(server, tmp_path, "chain", tree, kills=8)
+    assert report["wrong"] is None
+
+
+@pytest.mark.proof
 @pytest.mark.parametrize("mode", ["fused", "batch-norm-clipped"])
 def test_activations_that_a_power_loss_took_are_made_again(
     mode: str, server: Server, tmp_path: Path
