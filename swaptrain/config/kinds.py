@@ -21,7 +21,7 @@ __all__ = ["BatchCount", "Count", "Device", "EntryPoint", "Files", "Folder", "Fo
 __all__ += ["Globs", "Layers", "Names", "NamesOrPattern", "Patterns"]
 __all__ += ["BytesOrPath", "HfModel", "Mask", "Number", "OptimizerName", "Positive", "ValueKind"]
 __all__ += ["PositiveNumber", "Reporters", "Seed"]
-__all__ += ["Size", "Text", "describe"]
+__all__ += ["Size", "Text", "Weights", "describe"]
 
 
 @dataclass(frozen=True)
@@ -260,5 +260,13 @@ Folders = Annotated[
 ]
 HfModel = Annotated[
     str | dict[str, Any], ValueKind("text (a directory) or a config mapping", "path/to/model", _hf)
+]
+Weights = Annotated[
+    Path,
+    ValueKind(
+        "text (a path)",
+        "weights/model.safetensors",
+        lambda found: Path(cached_model(_path(found), weights=True)),
+    ),
 ]
 Device = Annotated[str, ValueKind("text (a device)", "cuda:0", _device)]

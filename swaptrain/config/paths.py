@@ -28,12 +28,12 @@ def cached_model(text: str, *, weights: bool = False) -> str:
         return text
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(text, "config.json")
-    if not isinstance(found, str):
-        found = try_to_load_from_cache(text, "tokenizer.json")
-    if not isinstance(found, str):
+    # timm fetches the last one alone.
+    names = ("config.json", "tokenizer.json", "model.safetensors")
+    found = [path for n in names if isinstance(path := try_to_load_from_cache(text, n), str)]
+    if not found:
         return text
-    directory = os.path.dirname(found)
+    directory = os.path.dirname(found[0])
     if weights and not any(name.endswith(_WEIGHTS) for name in os.listdir(directory)):
         raise ValueError(
             f"{text} is in the hub's local cache without its weights: hf download {text}"

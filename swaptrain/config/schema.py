@@ -31,6 +31,7 @@ from swaptrain.config.kinds import (
     Seed,
     Size,
     Text,
+    Weights,
 )
 from swaptrain.config.lora import LoraConfig
 from swaptrain.config.paths import written_path
@@ -54,7 +55,14 @@ _PAGE_BYTES = 4096
 _SIZES = (("memory", "host"), ("memory", "device"), ("memory", "segment"), ("store", "chunk"))
 """What is written with a unit."""
 _PATHS = (
-    *(("model", "hf"), ("lora", "from"), ("data", "text"), ("data", "chat"), ("data", "tokens")),
+    *(
+        ("model", "hf"),
+        ("model", "weights"),
+        ("lora", "from"),
+        ("data", "text"),
+        ("data", "chat"),
+        ("data", "tokens"),
+    ),
     *(
         ("data", "tokenizer"),
         ("data", "cache"),
@@ -88,6 +96,15 @@ class ModelConfig(Section):
     grow to as many rows, as transformers' `resize_token_embeddings` grows them."""
     kwargs: dict[str, Any] = {}
     """Arguments of the `python` factory."""
+    weights: Weights | None = None
+    """Weights that a model of `python` begins from: a file of safetensors, the index of several, a
+    directory with either, or a name of the hub's local cache (`timm/...`). They are read tensor by
+    tensor. The names are those of the module, or of one module inside of it. null: the run begins
+    from what the factory makes."""
+    weights_except: Patterns | None = None
+    """Globs of names that are not taken from `weights`: what the module has of them begins as the
+    factory makes it, such as a head for other classes. Anything else that `weights` lack, have
+    beyond the module, or have in another shape is refused. null: none."""
     constants: dict[str, Any] = {}
     """Arguments of every forward that are no tensors, such as `{return_loss: true}` for CLIP."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -106,6 +123,10 @@ class ModelConfig(Section):
         self._exactly_one("hf", "python")
         if self.kwargs and self.python is None:
             raise ValueError("kwargs belong to python; write the arguments of hf into its config")
+        if self.weights is not None and self.python is None:
+            raise ValueError("weights belong to python; those of hf lie beside its config.json")
+        if self.weights_except is not None and self.weights is None:
+            raise ValueError("weights_except belongs to weights, which is not set")
         if self.architecture is not None and self.hf is None:
             raise ValueError("architecture belongs to hf: it names a class of transformers")
         if self.resize_to_tokenizer and self.hf is None:

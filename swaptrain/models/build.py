@@ -74,7 +74,7 @@ def model_factory(
     Raises ConfigError when the directory, the architecture or the function does not exist.
     """
     if config.model.python is not None:
-        found = python_factory(config.model.python, dict(config.model.kwargs))
+        found = python_factory(config.model)
     else:
         job = replace(job_of(config, example), asks=asks, note=note)
         found = hugging_face_factory(config, job)
@@ -118,7 +118,7 @@ def build(
     if buffers is None:
         base.check_seen(adapter, None if checkpoint is None else initial.missing)
     module, construction = initial.module, initial.construction
-    if checkpoint is not None and adapter is None:
+    if checkpoint is not None and adapter is None and factory.own_names is None:
         thawed = thawed_by_loading(module, initial.missing)
     _load_buffers(module, buffers or {})
     thaw(module, thawed)
@@ -210,7 +210,8 @@ def _initial_weights(
     def stored(module: nn.Module) -> Mapping[str, Callable[[], torch.Tensor]]:
         nonlocal found
         base.look_at(module)
-        found = None if checkpoint is None else Pretrained(module, checkpoint)
+        if checkpoint is not None:
+            found = Pretrained(module, checkpoint, factory.own_names)
         return base.as_seen(found.values()) if found is not None and draw else {}
 
     def constructed(*, draw_base: bool) -> Construction:

@@ -1,4 +1,4 @@
-"""The safetensors of a Hugging Face directory: names, shapes and dtypes now, values when asked."""
+"""Weights in safetensors: names, shapes and dtypes now, values when they are asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from swaptrain.errors import ConfigError
 from swaptrain.models.adapters import refuse_adapters
 
-__all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "StoredTensor", "open_checkpoint", "open_weights"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -59,8 +60,8 @@ class Checkpoint:
     """The tensors of one file, or of the files that an index names."""
 
     def __init__(self, directory: Path, files: list[Path], *, key: str = "model.hf") -> None:
-        """`key` is that of the config which names the directory, for messages."""
-        self.directory, self._key = directory, key
+        """Messages name `directory`, which may be the file itself, and `key` of the config."""
+        self.directory, self.key = directory, key
         self.tensors: dict[str, StoredTensor] = {}
         self._stamps: dict[Path, tuple[int, ...]] = {}
         self._open: Any = None
@@ -89,12 +90,12 @@ class Checkpoint:
         try:
             if _stamp(stored.file) != self._stamps[stored.file]:
                 raise ConfigError(
-                    f"{self._key}: {stored.file} has changed while it was being read: run the same "
+                    f"{self.key}: {stored.file} has changed while it was being read: run the same "
                     "command again to begin from what it is now"
                 )
             found = take(self._handle(stored))
         except (OSError, SafetensorError) as error:
-            text = f"{self._key}: cannot read {name} of {stored.file}: {error}"
+            text = f"{self.key}: cannot read {name} of {stored.file}: {error}"
             raise ConfigError(text) from error
         return found
 
@@ -142,18 +143,18 @@ class Checkpoint:
                     part = file.get_slice(name)
                     if name in self.tensors:
                         raise ConfigError(
-                            f"{self._key}: {name!r} is in {self.tensors[name].file.name} and in "
+                            f"{self.key}: {name!r} is in {self.tensors[name].file.name} and in "
                             f"{path.name} of {self.directory}"
                         )
                     self.tensors[name] = StoredTensor(
                         path, part.get_dtype(), tuple(part.get_shape())
                     )
         except OSError as error:
-            text = f"{self._key}: cannot read {path}: {error.strerror or error}"
+            text = f"{self.key}: cannot read {path}: {error.strerror or error}"
             raise ConfigError(text) from error
         except SafetensorError as error:
             raise ConfigError(
-                f"{self._key}: cannot read {path}: {error}. It is damaged or not whole: fetch it "
+                f"{self.key}: cannot read {path}: {error}. It is damaged or not whole: fetch it "
                 "again"
             ) from error
         return f"{xxhash.xxh3_64_intdigest(header):016x}"
@@ -165,11 +166,9 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
     Raises ConfigError for weights in another form, under another name, or not all there.
     """
     refuse_adapters(directory)
-    weights, index = directory / _WEIGHTS, directory / _INDEX
-    if os.path.lexists(weights):
-        return Checkpoint(directory, [_existing(weights)])
-    if os.path.lexists(index):
-        return Checkpoint(directory, _indexed(directory))
+    files = _files(directory, "model.hf")
+    if files is not None:
+        return Checkpoint(directory, files)
     loose = sorted(directory.glob("*.safetensors"))
     if loose:
         raise ConfigError(
@@ -177,12 +176,7 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
             "which are the names of weights that are started from: rename it, or move it away to "
             "train from the architecture's own initialisation"
         )
-    others = sorted(
-        found
-        for pattern in _OTHER_FORMS
-        for found in directory.glob(pattern)
-        if found.name not in _NOT_WEIGHTS
-    )
+    others = sorted(file for file in directory.iterdir() if _is_other_form(file))
     if others:
         raise ConfigError(
             f"model.hf: {directory} holds weights in a form that swaptrain never reads "
@@ -192,26 +186,70 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
     return None
 
 
-def _indexed(directory: Path) -> list[Path]:
-    index = directory / _INDEX
+def open_weights(path: Path) -> Checkpoint:
+    """Return the weights that `model.weights` names: a file, an index, or the directory of them.
+
+    Raises ConfigError for weights in another form, or not all there.
+    """
+    key = "model.weights"
+    if path.is_dir():
+        files = _files(path, key)
+        if files is not None:
+            return Checkpoint(path, files, key=key)
+        held = sorted([*path.glob("*.safetensors"), *filter(_is_other_form, path.iterdir())])
+        there = f"; it holds {held[0].name}: name the file itself" if held else ""
+        raise ConfigError(f"{key}: {path} holds neither {_WEIGHTS} nor {_INDEX}{there}")
+    if path.name.endswith(".safetensors"):
+        return Checkpoint(path, [_existing(path, key)], key=key)
+    if path.name.endswith(".safetensors.index.json"):
+        return Checkpoint(path, _indexed(_existing(path, key), key), key=key)
+    if _is_other_form(path):
+        raise ConfigError(
+            f"{key}: {path.name} is no safetensors (what is pickled can run code when it is read): "
+            "convert it once with safetensors.torch.save_file(torch.load("
+            f"{path.name!r}, weights_only=True), 'model.safetensors')"
+        )
+    raise ConfigError(
+        f"{key}: {path} {'is no file of' if path.exists() else 'does not exist; give a file of'} "
+        "safetensors, its index, a directory with either, or a name that the hub's local cache has"
+    )
+
+
+def _files(directory: Path, key: str) -> list[Path] | None:
+    """Return the files of weights in a directory by their usual names; None where none is."""
+    if os.path.lexists(directory / _WEIGHTS):
+        return [_existing(directory / _WEIGHTS, key)]
+    if os.path.lexists(directory / _INDEX):
+        return _indexed(directory / _INDEX, key)
+    return None
+
+
+def _is_other_form(file: Path) -> bool:
+    named = any(fnmatchcase(file.name, pattern) for pattern in _OTHER_FORMS)
+    return named and file.name not in _NOT_WEIGHTS
+
+
+def _indexed(index: Path, key: str) -> list[Path]:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = sorted({directory / name for name in names})
+        files = sorted({index.parent / name for name in names})
     except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise ConfigError(f"model.hf: cannot read {index}: {error!r}") from error
+        raise ConfigError(f"{key}: cannot read {index}: {error!r}") from error
     there = sum(file.is_file() for file in files)
     for file in files:
-        if file.parent != directory:
-            raise ConfigError(f"model.hf: {index} names {file}, which is not beside it")
-        _existing(file, f" ({index.name} names it; {there} of its {len(files)} files are there)")
+        if file.parent != index.parent:
+            raise ConfigError(f"{key}: {index} names {file}, which is not beside it")
+        _existing(
+            file, key, f" ({index.name} names it; {there} of its {len(files)} files are there)"
+        )
     return files
 
 
-def _existing(file: Path, known: str = "") -> Path:
+def _existing(file: Path, key: str, known: str = "") -> Path:
     if file.is_file():
         return file
     what = "leads to nothing" if file.is_symlink() else "is no file"
-    raise ConfigError(f"model.hf: {file} {what}{known}: fetch it again")
+    raise ConfigError(f"{key}: {file} {what}{known}: fetch it again")
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

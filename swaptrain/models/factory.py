@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from swaptrain.config.schema import ModelConfig
 from swaptrain.errors import ConfigError, SwaptrainError
-from swaptrain.models.checkpoint import Checkpoint
+from swaptrain.models.checkpoint import Checkpoint, open_weights
+from swaptrain.models.own_names import OwnNames
 
 __all__ = ["Factory", "described", "python_factory"]
 
@@ -46,15 +48,24 @@ class Factory:
     """Tries whether a row's loss changes with its padding; False where that cannot be tried."""
     classes: Callable[[], str] = lambda: ""
     """Says which other classes do the job, where the model turns out to give no loss."""
+    own_names: OwnNames | None = None
+    """Finds the checkpoint's tensors; None: transformers' rules do."""
 
 
-def python_factory(path: str, kwargs: Mapping[str, Any]) -> Factory:
-    """Return the function at `package.module:function`, called with `kwargs`.
+def python_factory(config: ModelConfig) -> Factory:
+    """Return the function that `model.python` names, called with its `kwargs`.
 
     Raises ConfigError when it does not exist; what it raises itself becomes one, too.
     """
+    path, kwargs, weights = str(config.python), dict(config.kwargs), config.weights
     function = _import(path)
-    return Factory(lambda: _module(function, kwargs, path), None, path)
+    return Factory(
+        lambda: _module(function, kwargs, path),
+        None,
+        path,
+        checkpoint=lambda: None if weights is None else open_weights(weights),
+        own_names=OwnNames(config.weights_except or ()),
+    )
 
 
 def described(error: Exception) -> str:

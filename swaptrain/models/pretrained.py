@@ -1,9 +1,9 @@
-"""Initial weights that a checkpoint gives, by the names and forms that transformers loads them."""
+"""Initial weights that a checkpoint gives, found by transformers' rules or the module's names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +17,10 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.adapters import refuse_adapter_tensors
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.factory import described
+from swaptrain.models.own_names import OwnNames, listed
 
 __all__ = ["Pretrained"]
 
-_MOST = 3
-"""How many names a message lists."""
 _BLOCK = 1 << 20
 """Elements that are compared at a time."""
 _OUTDATED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
@@ -41,16 +40,19 @@ class _Form:
 
 
 class Pretrained:
-    """The weights that a checkpoint has of a model of transformers, by the model's names.
+    """The weights that a checkpoint has of a model, by the model's names.
 
-    They are bit for bit those of `from_pretrained(directory, dtype=torch.float32)`: stored names
-    and forms of older versions are converted by transformers' own rules. What only the checkpoint
-    has is left out, and a head that it has not keeps the constructor's values.
+    Of a model of transformers they are bit for bit those of `from_pretrained(directory,
+    dtype=torch.float32)`: stored names and forms of older versions are converted by transformers'
+    own rules. What only the checkpoint has is left out, and a head that it has not keeps the
+    constructor's values. Of any other module `own_names` finds them, each as it is stored.
 
     Raises ConfigError where a weight of the model's body is missing, or a shape is another.
     """
 
-    def __init__(self, module: nn.Module, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, module: nn.Module, checkpoint: Checkpoint, own_names: OwnNames | None = None
+    ) -> None:
         self.module = module
         self._checkpoint = checkpoint
         self.origin = checkpoint.origin
@@ -70,7 +72,10 @@ class Pretrained:
         """What the checkpoint has and the model has no place for, by the checkpoint's names.
 
         Not what it has twice: one of the two is the model's."""
-        self._check_unused(self._find_forms())
+        if own_names is None:
+            self._check_unused(self._find_forms())
+        else:
+            self._take_forms(own_names)
         self._check_found()
         self.missing = [
             name
@@ -78,7 +83,8 @@ class Pretrained:
             if not any(alias in self._forms for alias in self._aliases.get(name, [name]))
         ]
         """What the checkpoint has not, by the model's names."""
-        self._check_missing()
+        if own_names is None:
+            self._check_missing()
 
     def load(self) -> None:
         """Let the module's buffers take the stored values, before it is captured.
@@ -169,6 +175,13 @@ class Pretrained:
         # What was read, in the model's dtype, and what it is put together to.
         return in_files + 2 * sum(4 * part.numel for part in parts)
 
+    def _take_forms(self, own_names: OwnNames) -> None:
+        found, remarks = own_names.find(self._places, self._checkpoint)
+        self.remarks += remarks
+        for name, source in found.items():
+            self._forms[name] = _Form(name, None, [(source, source)])
+            self._shapes[name] = torch.Size(self._checkpoint.tensors[source].shape)
+
     def _find_forms(self) -> list[str]:
         """Find what each tensor of the checkpoint is for; return the names of those that are not.
 
@@ -218,7 +231,7 @@ class Pretrained:
             made = converter.convert(form.target, model=self.module, config=self.module.config)
         except Exception as error:  # transformers' operations on tensors of any shape
             raise ConfigError(
-                f"model.hf: {form.target} cannot be made of {_listed(s for s, _ in form.sources)} "
+                f"model.hf: {form.target} cannot be made of {listed(s for s, _ in form.sources)} "
                 f"of {self._checkpoint.directory}: {described(error)}"
             ) from error
         return {k: v[0] if isinstance(v, list) else v for k, v in made.items()}
@@ -247,8 +260,9 @@ class Pretrained:
                 stored = self._checkpoint.tensors[source]
                 if place.is_floating_point() and not stored.is_floating:
                     raise ConfigError(
-                        f"model.hf: {source} of {directory} is stored in {stored.dtype}: swaptrain "
-                        "trains weights of 16 bits and more; convert the checkpoint first"
+                        f"{self._checkpoint.key}: {source} of {directory} is stored in "
+                        f"{stored.dtype}: swaptrain trains weights of 16 bits and more; convert "
+                        "the checkpoint first"
                     )
 
     def _check_missing(self) -> None:
@@ -271,13 +285,13 @@ class Pretrained:
         if lost:
             raise ConfigError(
                 f"model.hf: {directory} lacks {len(lost)} of the {len(self._places)} tensors of "
-                f"{type(module).__name__}: {_listed(lost)}; it is another model's, or not "
+                f"{type(module).__name__}: {listed(lost)}; it is another model's, or not "
                 "whole. If it is meant to begin so, load it with transformers and save it again "
                 "(save_pretrained)"
             )
         if missing:
             self.remarks.append(
-                f"{directory} has no {_listed(missing)}: they begin as the constructor makes them"
+                f"{directory} has no {listed(missing)}: they begin as the constructor makes them"
             )
 
     def _check_unused(self, unused: list[str]) -> None:
@@ -289,7 +303,7 @@ class Pretrained:
         if unused:
             self.remarks.append(
                 f"{self._checkpoint.directory} holds what {type(self.module).__name__} has no "
-                f"place for, or twice: {_listed(unused)}"
+                f"place for, or twice: {listed(unused)}"
             )
 
     def _check_tied(self) -> None:
@@ -298,10 +312,12 @@ class Pretrained:
             first, *others = [alias for alias in aliases if alias in self._forms] or [""]
             for other in others:
                 if not _same(self._stored(first), self._stored(other)):
+                    by, cure = "the model", "take one of them out of it"
+                    if self._checkpoint.key == "model.hf":
+                        by, cure = "its config.json", "set tie_word_embeddings to false there"
                     raise ConfigError(
-                        f"model.hf: {self._checkpoint.directory} holds different values of {first} "
-                        f"and {other}, which its config.json ties to one: set "
-                        "tie_word_embeddings to false there"
+                        f"{self._checkpoint.key}: {self._checkpoint.directory} holds different "
+                        f"values of {first} and {other}, which {by} ties to one: {cure}"
                     )
 
 
@@ -321,10 +337,3 @@ def _aliases(module: nn.Module) -> dict[str, list[str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return {name: group for group in names.values() for name in group}
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Return the first names of many, and how many more there are."""
-    first = [name if name.isprintable() else repr(name) for name in names]
-    more = f" and {len(first) - _MOST} more" if len(first) > _MOST else ""
-    return ", ".join(first[:_MOST]) + more
