@@ -142,7 +142,6 @@ OTHER_TOOLS = {
     "loss_watchdog_patience": "no key: a loss that is not finite stops the run",
     "early_stopping_patience": "eval.patience",
     "early_stopping_steps": "eval.patience",
-    "load_best_model_at_end": "no key: eval.patience ends a run; --from-step goes back to a step",
     "group_by_length": "no key: the order is drawn anew in each epoch (data.shuffle)",
     "shuffle_merged_datasets": "data.shuffle",
     "shuffle_dataset": "data.shuffle",
