@@ -121,7 +121,7 @@ class Server:
 
         def evaluate() -> None:
             found = evaluation.evaluate_run(self._config)
-            log.write(f"loss {found.step} {found.loss!r}")
+            log.write(f"loss {found.step} {found.found.loss!r}")
 
         verbs = {"train": lambda: training.train(self._config), "eval": evaluate}
         return _exit_code(verbs[request["verb"]])

@@ -19,8 +19,8 @@ from swaptrain.units import parse_size
 
 __all__ = ["BatchCount", "Count", "Device", "EntryPoint", "Files", "Folder", "Folders", "Fraction"]
 __all__ += ["Globs", "Layers", "Names", "NamesOrPattern", "Patterns"]
-__all__ += ["BytesOrPath", "HfModel", "Mask", "Number", "OptimizerName", "Positive", "ValueKind"]
-__all__ += ["PositiveNumber", "Reporters", "Seed"]
+__all__ += ["BytesOrPath", "HfModel", "Mask", "Number", "OptimizerName", "Positive", "Prompts"]
+__all__ += ["REPORTERS", "PositiveNumber", "Reporters", "Seed", "ValueKind"]
 __all__ += ["Size", "Text", "Weights", "describe"]
 
 
@@ -169,9 +169,9 @@ def _reporters(found: Any) -> tuple[str, ...]:
     """Accept a list of names, empty too; one name alone is a list of one."""
     names = () if found in ([], ()) else _texts(found)
     for name in names:
-        if name not in _REPORTERS:
-            close = difflib.get_close_matches(name.lower(), _REPORTERS, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"choose {' or '.join(_REPORTERS)}"
+        if name not in REPORTERS:
+            close = difflib.get_close_matches(name.lower(), REPORTERS, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"choose {' or '.join(REPORTERS)}"
             raise ValueError(f"found {describe(name)}; {advice} ([] for none)")
     return tuple(dict.fromkeys(names))
 
@@ -220,7 +220,7 @@ def _device(found: Any) -> str:
     return text
 
 
-_REPORTERS = ("tensorboard", "trackio")
+REPORTERS = ("tensorboard", "trackio")
 
 Count = Annotated[int, ValueKind("a whole number from 0 on", "100", _at_least(0))]
 Positive = Annotated[int, ValueKind("a whole number from 1 on", "100", _at_least(1))]
@@ -242,6 +242,7 @@ Patterns = Annotated[
     tuple[str, ...], ValueKind("a list of globs of names", '["model.embed_tokens*"]', _texts)
 ]
 Names = Annotated[tuple[str, ...], ValueKind("a list of names", "[lm_head]", _texts)]
+Prompts = Annotated[tuple[str, ...], ValueKind("a list of texts", '["def "]', _texts)]
 NamesOrPattern = Annotated[
     str | tuple[str, ...],
     ValueKind("text or a list of names", "[q_proj, v_proj]", _text_or_texts),

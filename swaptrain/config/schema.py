@@ -27,6 +27,7 @@ from swaptrain.config.kinds import (
     Patterns,
     Positive,
     PositiveNumber,
+    Prompts,
     Reporters,
     Seed,
     Size,
@@ -382,6 +383,12 @@ class EvalConfig(Section):
     patience: Positive | None = None
     """The run ends when its held-out loss has not been lower for so many evaluations; with null, or
     raised, the same command goes on. null: it ends with `train.steps`."""
+    samples: Prompts | None = None
+    """Prompts after which the model writes behind each evaluation, the likeliest token each time:
+    to `RUN/samples.jsonl`, and the beginning to the output. With `data.chat` a prompt is a user's
+    message, where there is a chat template. Meanwhile memory holds nothing else. null: none."""
+    sample_tokens: Positive = 64
+    """Most tokens of each of these texts."""
     batches: BatchCount = 8
     """Most micro-batches (of `data.micro_batch` items) per evaluation, from the start of the
     held-out data; all: as many as there are. Each item counts once: data with fewer items is taken

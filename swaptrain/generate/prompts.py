@@ -86,6 +86,7 @@ class PromptCodec:
     def __init__(self, config: Config, *, is_chat: bool = False, tokenizer: Path | None = None):
         self._is_chat = is_chat
         self._backend: Any = None
+        self._template: ChatTemplate | None = None
         self._rendered: dict[str, str] = {}
         """Texts of conversations, by their JSON."""
         self.end_id: int | None = _BYTES_END
@@ -105,6 +106,11 @@ class PromptCodec:
         self.pad_id = next(i for i in (found.get("pad_token"), self.end_id, 0) if i is not None)
         template = read_template(source, config.data.chat_template)
         self._template = None if template is None else ChatTemplate(template, special)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it can write conversations."""
+        return self._template is not None
 
     def encode(self, prompts: Sequence[Prompt], *, left: bool) -> tuple[Tensor, Tensor]:
         """Return ids [prompts, length] and the mask of what is no padding, which lies `left`."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from swaptrain.memory.backing import Backing, Wait
 from swaptrain.memory.entries import Entries, TierCounters
-from swaptrain.memory.entry import KEPT, LEAVING, PREFETCHED, READING, SPARE, WRITING, Entry
+from swaptrain.memory.entry import CLEAN, KEPT, LEAVING, PREFETCHED, READING, SPARE, WRITING, Entry
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, ObjectKey, Program
@@ -242,6 +242,12 @@ class Tier:
         for entry in list(self._entries.values()):
             self._entries.wait_for(entry)
         self._entries.reap()
+
+    def empty(self) -> None:
+        """Give up the copies in memory of all that the disk has."""
+        self.drain()
+        for key in [key for key, entry in self._entries.items() if entry.content is CLEAN]:
+            self._entries.evict(key)
 
     def close(self) -> None:
         """Give every slab back; what is dirty is lost, and the tier is of no use afterwards."""

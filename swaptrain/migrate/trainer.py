@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from swaptrain.config.kinds import REPORTERS
 from swaptrain.migrate.draft import Draft
 from swaptrain.migrate.optimizer import add_optimizer
 from swaptrain.migrate.schedule import add_schedule
@@ -57,6 +58,7 @@ def add_training(draft: Draft, names: ToolNames) -> int | None:
     else:
         draft.set("train.seed", seed, "seed")
     _add_snapshots(draft, steps)
+    _add_reports(draft)
     to = given.text("output_dir")
     draft.set("run.dir", (to or "runs/migrated").replace("$", "$$"), "output_dir")
     return steps
@@ -150,6 +152,21 @@ def add_evaluation(draft: Draft, steps: int | None, *, default_every: int | None
     draft.set("eval.batches", "all", f"as {draft.tool} evaluates")
     if patience is not None:
         draft.set("eval.patience", patience, "early_stopping")
+    if given.flag("load_best_model_at_end"):
+        draft.set("store.keep.best", 1, "load_best_model_at_end: export RUN --step N takes it")
+
+
+def _add_reports(draft: Draft) -> None:
+    """Set `train.report_to`, as far as there are such reporters."""
+    given = draft.given
+    names = given.texts("report_to")
+    names += [name for name in ("tensorboard", "trackio") if given.flag(f"use_{name}")]
+    found = [name for name in dict.fromkeys(names) if name in REPORTERS]
+    if found:
+        draft.set("train.report_to", found, "report_to: pip install 'swaptrain[...]'")
+    others = [name for name in names if name not in (*REPORTERS, *_NO)]
+    if others:
+        draft.remark("report_to", ", ".join(others), "metrics.jsonl has every step")
 
 
 def _add_snapshots(draft: Draft, steps: int | None) -> None:

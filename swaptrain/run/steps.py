@@ -94,6 +94,8 @@ class Training:
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
     change: OptimizerChange | None = None
     snapshots: Snapshots | None = None
+    sample: Callable[[int, int], None] | None = None
+    """Writes what the model says behind an evaluated step, in so many bytes of memory."""
     step: int = field(init=False)
     """The step that is being done, or the next one."""
     _pending: tuple[int, ...] = field(init=False)
@@ -213,6 +215,8 @@ class Training:
         self.commits.then(lambda: self.metrics.append(row))
         self._keep(step)
         self.report(row)
+        if row.held_out is not None:
+            self._sample(step)
 
     def _carry_out(self, step: int, top: int | None) -> StepState:
         """Run the program of a step, and commit it where the store is committed as a whole."""
@@ -246,6 +250,18 @@ class Training:
         elif self.trees.step != step:
             self._commit_tree(step)
         self.commits.then(lambda: snapshots.make(step, losses))
+
+    def _sample(self, step: int) -> None:
+        """Have texts written, behind `step`: from the store, while memory holds nothing else."""
+        if self.sample is None:
+            return
+        from swaptrain.observe.memory_usage import resident_bytes
+
+        self._make_whole(step)
+        self.tier.empty()
+        self.pool.trim()
+        taken_bytes = resident_bytes() - self.plan.base_bytes - self.pool.held_bytes
+        self.sample(step, self.config.memory.host - max(0, taken_bytes))
 
     def _program(self, step: int, top: int | None) -> Program:
         """Return the program of a step; of the one that an earlier process began, what is left."""
@@ -302,14 +318,17 @@ class Training:
 
     def _between(self, step: int) -> None:
         """Make the store whole behind `step` if somebody wants that: an export, or a stop."""
-        if not self.boundary.is_wanted:
-            return
+        if self.boundary.is_wanted:
+            self._make_whole(step)
+            self.boundary.serve(step)
+
+    def _make_whole(self, step: int) -> None:
+        """Make everything of `step`, the last one done, durable."""
         if self.trees is None:
             self._flush(step)
             self.commits.drain()
         elif self.trees.step != step:
             self._commit_tree(step)
-        self.boundary.serve(step)
 
     def _commit_tree(self, step: int) -> None:
         """Commit behind a step for which that was not planned (store.commit.every > 1)."""

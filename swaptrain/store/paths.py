@@ -3,6 +3,7 @@
     RUN/
       config.yaml             config of the run, resolved
       metrics.jsonl           one line a step
+      samples.jsonl           texts of `eval.samples`, one line an evaluation
       trace.json              times of the instructions of a few steps, with run.trace
       tensorboard/            event files of TensorBoard, with train.report_to
       trackio                 name of the run in trackio, with train.report_to
@@ -106,6 +107,11 @@ class RunPaths:
     def metrics(self) -> Path:
         """One line a step."""
         return self.run_dir / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Texts of `eval.samples`, one line an evaluation."""
+        return self.run_dir / "samples.jsonl"
 
     @property
     def trace(self) -> Path:
@@ -276,7 +282,7 @@ class RunPaths:
     def files(self) -> tuple[Path, ...]:
         """Files that go when the run is started over."""
         return (
-            *(self.metrics, self.trace, self.trackio, self.config),
+            *(self.metrics, self.samples, self.trace, self.trackio, self.config),
             *(self.last_machine, self.going_back, self.initial_weights),
         )
 

@@ -31,7 +31,7 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_duration, format_size
 from swaptrain.verbs.stored_step import StoredStep, live_store, reading_bytes, with_step
 
-__all__ = ["as_row", "generate_text", "recorded"]
+__all__ = ["as_row", "check_prompts", "generate_text", "generated", "recorded"]
 
 _DEVICE_SHARE = 0.8
 """Of a device's free memory, where memory.device does not say how much."""
@@ -93,12 +93,12 @@ def generate_text(
     def use(view: StoredStep) -> Generated:
         if once is not None:
             once.begin()
-        return _generated(config, store.root, view, codec, list(prompts), sampling, once, note)
+        return generated(config, store.root, view, codec, list(prompts), sampling, once, note)
 
     return with_step(run, from_step, use, note)
 
 
-def _generated(
+def generated(
     config: Config,
     root: RootRecord,
     view: StoredStep,
@@ -108,14 +108,12 @@ def _generated(
     write: Callable[[str], None] | None,
     note: Callable[[str], None],
 ) -> Generated:
+    """Return what the weights of one step write, in `memory.host` of the config."""
     device = open_device(config.device, config.memory.device).device
     module = bare_module(config, root, read_buffers(config.run.dir))
     check_generates(module)
     generation_settings(config, codec, module)
-    ids, _ = codec.encode(prompts, left=True)
-    length = ids.shape[1] + sampling.max_new_tokens
-    _check_length(module, length)
-    _check_ids(module, int(ids.max()))
+    length = check_prompts(module, codec, prompts, sampling)
     working = working_bytes(module, len(prompts), length)
     dtypes = {str(p.dtype).removeprefix("torch.") for p in module.parameters()}
     again = replace(view, again=True)
@@ -139,6 +137,17 @@ def _generated(
         found = generate(module, stream, codec, prompts, sampling, device=device, write=write)
     note(_line(found, stream, view.step))
     return found
+
+
+def check_prompts(
+    module: torch.nn.Module, codec: PromptCodec, prompts: list[Prompt], sampling: Sampling
+) -> int:
+    """Return how many tokens the longest text will have; raises ConfigError for too many."""
+    ids, _ = codec.encode(prompts, left=True)
+    length = ids.shape[1] + sampling.max_new_tokens
+    _check_length(module, length)
+    _check_ids(module, int(ids.max()))
+    return length
 
 
 def _move_buffers(module: torch.nn.Module, device: torch.device) -> None:

@@ -26,6 +26,7 @@ from swaptrain.run.run_directory import RunDirectory
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.slots.snapshots import list_snapshots
+from swaptrain.verbs.samples import Samples
 
 __all__ = ["train"]
 
@@ -91,10 +92,12 @@ def _train(
         with directory.withdrawn_on(BaseException):
             root = directory.open(progress.note)
             start = _prepared(directory, root, from_step, progress)
-        if start is None:
-            return
+            if start is None:
+                return
+            samples = _samples(start, progress.note)
         with directory.withdrawn_on(ConfigError):
             training = open_run(start, held, progress, stop, observe)
+        training.sample = samples
         # What was captured lives as long as the run: collections need not go through it again.
         gc.collect()
         gc.freeze()
@@ -133,6 +136,16 @@ def _prepared(
     recorded = directory.recorded
     before = recorded.resolved().optimizer if recorded is not None else None
     return Start(config, prepared, root, directory.fresh, before, back_to)
+
+
+def _samples(start: Start, note: Callable[[str], None]) -> Samples | None:
+    held_out = start.config.eval
+    if held_out is None or not held_out.samples:
+        return None
+    try:
+        return Samples(start.config, start.prepared.built.initial.module, note)
+    except ConfigError as error:
+        raise ConfigError(f"eval.samples: {error}") from error
 
 
 def _check_choices(run_dir: Path, root: RootRecord, prepared: Prepared, progress: Progress) -> None:

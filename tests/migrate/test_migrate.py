@@ -128,8 +128,10 @@ MEANINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "val_size": 0.1,
             "eval_strategy": "steps", "eval_steps": 500, "lr_scheduler_type": "cosine",
             "warmup_ratio": 0.1, "learning_rate": 1e-4, "mask_history": True, "bf16": True,
+            "report_to": "tensorboard", "load_best_model_at_end": True,
         },
         {
+            "train.report_to": ("tensorboard",), "store.keep.best": 1,
             "lora.r": 16, "lora.lora_alpha": 32.0, "lora.lora_dropout": 0.0, "model.base": "nf4",
             "lora.target_modules": "all-linear", "data.micro_batches": 8, "data.held_out": 0.1,
             "eval.every": 500, "optimizer.schedule.name": "cosine", "data.mask_history": True,

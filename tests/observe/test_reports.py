@@ -187,6 +187,7 @@ def test_a_reporter_that_hangs_holds_nothing_up(
     assert len(notes) == 1 and "tensorboard has not taken the last rows within 0.1 s" in notes[0]
 
 
+@pytest.mark.proof
 @pytest.mark.trains
 def test_a_run_is_shown_through_its_ends_and_starts(tmp_path: Path) -> None:
     """It goes back to a snapshot, starts over, and is finished when the folder is lost."""
