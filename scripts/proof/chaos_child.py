@@ -31,7 +31,7 @@ import swaptrain.verbs.evaluate as evaluation  # noqa: E402
 import swaptrain.verbs.train as training  # noqa: E402
 from swaptrain.config.load import load_config  # noqa: E402
 from swaptrain.config.schema import Config  # noqa: E402
-from swaptrain.plan.prepare import Prepared  # noqa: E402
+from swaptrain.planning.prepare import Prepared  # noqa: E402
 from swaptrain.program.instructions import Instruction, Operation  # noqa: E402
 from swaptrain.run.executor import Executor  # noqa: E402
 from swaptrain.run.signals import StopRequest  # noqa: E402

@@ -20,10 +20,10 @@ from rich.table import Table
 from swaptrain.config.load import load_config
 from swaptrain.errors import ConfigError
 from swaptrain.machine.speeds import Machine, known_machine
-from swaptrain.plan.choose import choose_plan
-from swaptrain.plan.prepare import Prepared
-from swaptrain.plan.step_bytes import boundary_bytes, state_bytes
-from swaptrain.plan.step_cost import price
+from swaptrain.planning.choose import choose_plan
+from swaptrain.planning.prepare import Prepared
+from swaptrain.planning.step_bytes import boundary_bytes, state_bytes
+from swaptrain.planning.step_cost import price
 from swaptrain.program.cost import Disk, IOWork, least_traffic_bytes
 from swaptrain.units import GIB
 

@@ -23,11 +23,11 @@ from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import open_reports
 from swaptrain.observe.trace import TraceFile
-from swaptrain.plan.disk_budget import keeping
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared
-from swaptrain.plan.ram_budget import useful_bytes
-from swaptrain.plan.step_cost import Price
+from swaptrain.planning.disk_budget import keeping
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.prepare import Prepared
+from swaptrain.planning.ram_budget import useful_bytes
+from swaptrain.planning.step_cost import Price
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.executor import Executor
 from swaptrain.run.memory_guard import BudgetGuard, OwnBytes

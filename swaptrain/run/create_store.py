@@ -24,8 +24,8 @@ from swaptrain.models.build import BuiltModel
 from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.quantization import encode
 from swaptrain.models.quantized_base import refused_weight
-from swaptrain.plan.disk_budget import slot_counts
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.disk_budget import slot_counts
+from swaptrain.planning.planner import Plan
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.quantized import quantized_tensors, scales_array

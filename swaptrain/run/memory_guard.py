@@ -7,7 +7,7 @@ from collections.abc import Callable
 from swaptrain.capture.captured import Captured
 from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes
-from swaptrain.plan.dry_run import Measured, kind_of
+from swaptrain.planning.dry_run import Measured, kind_of
 from swaptrain.program.instructions import Instruction
 from swaptrain.spans import spanned
 

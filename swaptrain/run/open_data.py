@@ -9,7 +9,7 @@ from swaptrain.compute.weighting.held_out import HeldOutWeights
 from swaptrain.config.schema import Config
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.errors import ConfigError
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.run.steps import Evaluation
 
 __all__ = ["loss_weights", "open_batches", "open_evaluation"]

@@ -13,12 +13,12 @@ from swaptrain.errors import RunError
 from swaptrain.machine.speeds import Machine
 from swaptrain.memory.malloc import release
 from swaptrain.observe.progress import Progress
-from swaptrain.plan.disk_budget import check_disk, disk_needs, estimated_data_bytes, spare_bytes
-from swaptrain.plan.forecast import Forecast, forecast
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared, update_rules
-from swaptrain.plan.roofline import disk_machine, step_floor
-from swaptrain.plan.tier_overhead import with_load_cost
+from swaptrain.planning.disk_budget import check_disk, disk_needs, estimated_data_bytes, spare_bytes
+from swaptrain.planning.forecast import Forecast, forecast
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.prepare import Prepared, update_rules
+from swaptrain.planning.roofline import disk_machine, step_floor
+from swaptrain.planning.tier_overhead import with_load_cost
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.assemble import Parts, assemble
 from swaptrain.run.go_back import go_back, verify_snapshot

@@ -9,7 +9,7 @@ from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
 from swaptrain.data.record import RunRecord
 from swaptrain.errors import ConfigError, RunError
-from swaptrain.plan.prepare import recorded_config
+from swaptrain.planning.prepare import recorded_config
 from swaptrain.run.go_back import complete_going_back
 from swaptrain.run.run_names import check_files, check_own
 from swaptrain.store.access.containment import check_contained

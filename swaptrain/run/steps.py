@@ -26,7 +26,7 @@ from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.reports import Reports
 from swaptrain.observe.step_metrics import StepMetrics, time_stamp
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.planner import Plan
 from swaptrain.program.durability import CommitUnit
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program

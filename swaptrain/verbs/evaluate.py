@@ -13,8 +13,8 @@ from swaptrain.config.schema import Config, EvalConfig
 from swaptrain.errors import ConfigError, RunError
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.progress import Progress
-from swaptrain.plan.prepare import Prepared, recorded_config
-from swaptrain.plan.ram_budget import check_memory
+from swaptrain.planning.prepare import Prepared, recorded_config
+from swaptrain.planning.ram_budget import check_memory
 from swaptrain.run.open_run import Start, open_run
 from swaptrain.run.os_failures import named_failures
 from swaptrain.run.run_directory import RunDirectory

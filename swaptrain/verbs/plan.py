@@ -8,12 +8,17 @@ from swaptrain.data import describe_rows
 from swaptrain.data.record import RunRecord
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.machine.speeds import Machine, known_machine
-from swaptrain.plan.disk_budget import disk_needs, estimated_data_bytes, occupied_bytes, spare_bytes
-from swaptrain.plan.forecast import forecast
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared, recorded_config
-from swaptrain.plan.step_bytes import boundary_bytes, state_bytes
-from swaptrain.plan.step_cost import price
+from swaptrain.planning.disk_budget import (
+    disk_needs,
+    estimated_data_bytes,
+    occupied_bytes,
+    spare_bytes,
+)
+from swaptrain.planning.forecast import forecast
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.prepare import Prepared, recorded_config
+from swaptrain.planning.step_bytes import boundary_bytes, state_bytes
+from swaptrain.planning.step_cost import price
 from swaptrain.program.cost import (
     StateBytes,
     break_even_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swaptrain.machine.speeds import Machine
-from swaptrain.plan.disk_budget import DiskNeed
+from swaptrain.planning.disk_budget import DiskNeed
 from swaptrain.program.residency import Traffic
 
 __all__ = ["PlanReport", "Segment"]

@@ -13,9 +13,9 @@ from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
 from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import import_reporters, open_reports
-from swaptrain.plan.check_capture.check import check_capture
-from swaptrain.plan.prepare import Prepared
-from swaptrain.plan.ram_budget import check_memory
+from swaptrain.planning.check_capture.check import check_capture
+from swaptrain.planning.prepare import Prepared
+from swaptrain.planning.ram_budget import check_memory
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.finish import finish, finished_step, finished_text
 from swaptrain.run.go_back import find_snapshot

@@ -15,10 +15,10 @@ from swaptrain.compute import runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.config.schema import CommitConfig
 from swaptrain.machine.speeds import Machine
-from swaptrain.plan.choose import choose_plan, choose_saves
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared
-from swaptrain.plan.step_cost import price
+from swaptrain.planning.choose import choose_plan, choose_saves
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.prepare import Prepared
+from swaptrain.planning.step_cost import price
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Kind, Operation
 from tests.support.matrix import proof_but
@@ -204,7 +204,7 @@ def test_a_slow_disk_makes_segments_recompute_and_a_fast_one_save(
     Or hardly: of two that are as good as equal, the one that computes less is taken.
     """
     config, plan = made
-    monkeypatch.setattr("swaptrain.plan.choose.TENSOR_BYTES", 0)  # small tensors, as many nodes
+    monkeypatch.setattr("swaptrain.planning.choose.TENSOR_BYTES", 0)  # small tensors, as many nodes
     small = replace(plan, pool_bytes=plan.peaks.instruction_bytes * 2, arena_bytes=0)
     chosen = {}
     for name, machine in {"slow": speeds(1e3), "fast": speeds(1e15)}.items():

@@ -19,9 +19,9 @@ from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.compute.operations import Slabs
 from swaptrain.config.schema import Config
 from swaptrain.errors import StoppedBySignal
-from swaptrain.plan import prepare
-from swaptrain.plan.dry_run import DryRun
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning import prepare
+from swaptrain.planning.dry_run import DryRun
+from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.overlap import side_by_side
 from swaptrain.run import assemble

@@ -16,7 +16,7 @@ import xxhash
 import swaptrain.verbs.train as training
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.memory.slab import Slab
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.record import read_record

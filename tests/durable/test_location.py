@@ -12,7 +12,7 @@ import pytest
 import swaptrain.verbs.train as training
 from swaptrain.durable import location as module
 from swaptrain.durable.location import TRANSITIONS, Location, LocationEvent, OnDisk
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.slots.array_files import ArrayFiles
 from tests.support.runs import config_of, trained

@@ -14,7 +14,7 @@ from swaptrain.errors import BudgetError, CaptureError, ConfigError, RunError
 from swaptrain.memory.limits import CgroupLimit
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import Slab
-from swaptrain.plan import ram_budget as ram
+from swaptrain.planning import ram_budget as ram
 from swaptrain.run.os_failures import named_failures
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained

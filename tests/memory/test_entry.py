@@ -16,7 +16,7 @@ from swaptrain.memory import entry as module
 from swaptrain.memory.entry import TRANSITIONS, UNDER_WAY, Content, Entry, Event
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import PAGE_BYTES
-from swaptrain.plan.simulation import Rehearsal, Room
+from swaptrain.planning.simulation import Rehearsal, Room
 from swaptrain.program.cost import Disk
 from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import ObjectKey

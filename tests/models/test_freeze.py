@@ -11,7 +11,7 @@ from torch import nn
 from swaptrain.config.load import load_config
 from swaptrain.errors import ConfigError
 from swaptrain.models.freeze import freeze
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Operation
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train

@@ -17,7 +17,7 @@ from torch import nn
 from swaptrain.config.load import load_config
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError, DamagedStoreError
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.reference import train_reference
 from swaptrain.store.format.root import RootRecord, create_root, read_root
 from swaptrain.verbs.export import export_weights

@@ -13,8 +13,8 @@ import pytest
 
 from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.errors import DamagedStoreError, RunError
-from swaptrain.plan import forecast
-from swaptrain.plan.planner import Plan
+from swaptrain.planning import forecast
+from swaptrain.planning.planner import Plan
 from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from tests.support.runs import config_of, losses, trained

@@ -25,8 +25,8 @@ import xxhash
 import swaptrain.verbs.train as training
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
-from swaptrain.plan import roofline
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning import roofline
+from swaptrain.planning.prepare import Prepared
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.run.steps import Training
 from swaptrain.store.disk import durable_files as files

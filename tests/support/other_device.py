@@ -30,7 +30,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from swaptrain.compute import runner
 from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.errors import SwaptrainError
-from swaptrain.plan import prepare
+from swaptrain.planning import prepare
 from swaptrain.run import executor
 from swaptrain.spans import span
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights

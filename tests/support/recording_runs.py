@@ -16,9 +16,9 @@ from swaptrain.config.schema import Config
 from swaptrain.data import open_data
 from swaptrain.durable.tree_commits import Trees
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.plan import prepare
-from swaptrain.plan import roofline as floor
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning import prepare
+from swaptrain.planning import roofline as floor
+from swaptrain.planning.prepare import Prepared
 from swaptrain.run.go_back import go_back
 from swaptrain.run.start_over import start_over
 from swaptrain.store.disk import durable_files as files

@@ -14,7 +14,7 @@ from torch import Tensor
 import swaptrain.verbs.train as training
 from swaptrain.config.schema import Config
 from swaptrain.errors import RunError
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.store.slots.slots import Slots
 from tests.support.runs import config_of, trained, weights
 

@@ -18,9 +18,9 @@ from swaptrain.cli import main
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.machine.speeds import Machine, known_machine
-from swaptrain.plan import forecast
-from swaptrain.plan.planner import Plan, Planner
-from swaptrain.plan.step_cost import Price, price
+from swaptrain.planning import forecast
+from swaptrain.planning.planner import Plan, Planner
+from swaptrain.planning.step_cost import Price, price
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.units import MIB
 from swaptrain.verbs import plan as plan_module

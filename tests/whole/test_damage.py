@@ -12,8 +12,8 @@ import pytest
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import DamagedStoreError
-from swaptrain.plan import roofline as floor
-from swaptrain.plan.planner import Plan, Planner
+from swaptrain.planning import roofline as floor
+from swaptrain.planning.planner import Plan, Planner
 from swaptrain.store.disk.direct import DirectIO
 from tests.support.damaging import KINDS
 from tests.support.killing import final_state, metrics_key

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from swaptrain.config.schema import Config, DataConfig, EvalConfig
 from swaptrain.data import look_at_held_out, open_eval
 from swaptrain.errors import BudgetError, CaptureError, ConfigError
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from tests.capture.test_evaluation import Base
 from tests.support.matrix import proof_but
 from tests.support.runs import (

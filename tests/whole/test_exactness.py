@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from swaptrain.plan import choose
-from swaptrain.plan.planner import Plan, Planner
+from swaptrain.planning import choose
+from swaptrain.planning.planner import Plan, Planner
 from tests.support.matrix import matrix, proof_but
 from tests.support.plain import PlainRuns
 from tests.support.runs import (

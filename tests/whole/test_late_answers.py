@@ -19,7 +19,7 @@ from swaptrain.compute.operations import Slabs
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.errors import RunError
-from swaptrain.plan import prepare
+from swaptrain.planning import prepare
 from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.run import assemble
 from swaptrain.run.executor import Executor

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swaptrain.plan.planner import Plan, Planner
+from swaptrain.planning.planner import Plan, Planner
 from swaptrain.program.instructions import Operation
 from tests.support.matrix import proof_but
 from tests.support.plain import PlainRuns

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swaptrain.config.schema import Config
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.prepare import Prepared
 from swaptrain.units import MIB
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 

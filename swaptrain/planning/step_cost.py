@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.simulation import Access, Rehearsal, Room
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.simulation import Access, Rehearsal, Room
 from swaptrain.program.cost import IOWork
 from swaptrain.program.durability import CommitUnit, Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation

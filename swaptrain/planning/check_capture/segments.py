@@ -11,7 +11,7 @@ from torch import Tensor
 from swaptrain.capture.captured import Captured
 from swaptrain.compute.object_tensors import copy_into
 from swaptrain.compute.runner import Operands, Runner
-from swaptrain.plan.check_capture.draws import SameDraws
+from swaptrain.planning.check_capture.draws import SameDraws
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.step import StepBuilder
 

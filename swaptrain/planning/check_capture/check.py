@@ -16,12 +16,12 @@ from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.memory.malloc import release
 from swaptrain.models.build import additions, build
 from swaptrain.models.factory import Factory
-from swaptrain.plan.check_capture.compare import STEPS, Comparison, compare
-from swaptrain.plan.check_capture.draws import generators_kept
-from swaptrain.plan.check_capture.eager import NotComparable, PlainFails, plain_model
-from swaptrain.plan.check_capture.float32 import captured_anew, cut_in_pieces, in_float32
-from swaptrain.plan.check_capture.need import MOST_S, flops_s, needed_bytes, needed_s
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.check_capture.compare import STEPS, Comparison, compare
+from swaptrain.planning.check_capture.draws import generators_kept
+from swaptrain.planning.check_capture.eager import NotComparable, PlainFails, plain_model
+from swaptrain.planning.check_capture.float32 import captured_anew, cut_in_pieces, in_float32
+from swaptrain.planning.check_capture.need import MOST_S, flops_s, needed_bytes, needed_s
+from swaptrain.planning.prepare import Prepared
 from swaptrain.units import format_size, roomy_size
 
 __all__ = ["check_capture"]

@@ -8,7 +8,7 @@ import torch
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine, machine
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.planner import Plan
 from swaptrain.program.cost import floor_s, useful_fraction
 
 __all__ = ["disk_machine", "step_floor"]

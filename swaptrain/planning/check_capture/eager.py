@@ -16,7 +16,7 @@ from swaptrain.models.factory import described
 from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.thaw import thaw
-from swaptrain.plan.check_capture.draws import SameDraws, seed_generators
+from swaptrain.planning.check_capture.draws import SameDraws, seed_generators
 
 __all__ = ["EagerSteps", "NotComparable", "PlainFails", "plain_model"]
 

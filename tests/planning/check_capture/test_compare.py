@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from swaptrain.errors import CaptureError
-from swaptrain.plan.check_capture.compare import compare
-from swaptrain.plan.check_capture.eager import plain_model
+from swaptrain.planning.check_capture.compare import compare
+from swaptrain.planning.check_capture.eager import plain_model
 from tests.capture.in_memory import captured_model, cut_everywhere
-from tests.plan.check_capture import members
+from tests.planning.check_capture import members
 from tests.support.matrix import every
 
 pytestmark = pytest.mark.trains

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swaptrain.capture.captured import Captured
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.planner import Plan
 from swaptrain.program.instructions import Operation
 from swaptrain.program.model import ModelSpec
 from swaptrain.program.tensors import ITEMSIZE

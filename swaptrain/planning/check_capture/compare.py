@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from swaptrain.capture.captured import Captured
 from swaptrain.errors import CaptureError
-from swaptrain.plan.check_capture.draws import python_draws
-from swaptrain.plan.check_capture.eager import EagerSteps
-from swaptrain.plan.check_capture.segments import SegmentSteps
+from swaptrain.planning.check_capture.draws import python_draws
+from swaptrain.planning.check_capture.eager import EagerSteps
+from swaptrain.planning.check_capture.segments import SegmentSteps
 
 __all__ = ["STEPS", "TOLERANCE", "Comparison", "compare"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from swaptrain.errors import BudgetError
 from swaptrain.memory.limits import address_space_bytes, available_bytes, cgroup_limit
 from swaptrain.memory.mapping import touch
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.planner import Plan
 from swaptrain.units import MIB, format_size, roomy_size
 
 __all__ = ["check_memory", "useful_bytes"]

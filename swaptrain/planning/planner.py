@@ -19,9 +19,9 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.memory.malloc import trim
 from swaptrain.models.build import BuiltModel
 from swaptrain.observe.memory_usage import resident_bytes
-from swaptrain.plan.cuts import Cut, Cutter, check_steps, short_steps
-from swaptrain.plan.device_budget import DeviceBudgetError, check_device_budget
-from swaptrain.plan.dry_run import Measured, dry_run
+from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
+from swaptrain.planning.device_budget import DeviceBudgetError, check_device_budget
+from swaptrain.planning.dry_run import Measured, dry_run
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.quantized import is_scales

@@ -20,8 +20,8 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
 from swaptrain.models.lora import adapter_fields, checked_fields
-from swaptrain.plan.planner import Plan, Planner
-from swaptrain.plan.step_bytes import with_commit_unit
+from swaptrain.planning.planner import Plan, Planner
+from swaptrain.planning.step_bytes import with_commit_unit
 from swaptrain.store.disk.durable_files import disk_errors
 from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
 from swaptrain.store.paths import RunPaths

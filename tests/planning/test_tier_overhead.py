@@ -16,11 +16,11 @@ from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import Slab
-from swaptrain.plan import tier_overhead as tier_cost
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared
-from swaptrain.plan.step_cost import price
-from swaptrain.plan.tier_overhead import with_load_cost, with_tier_cost
+from swaptrain.planning import tier_overhead as tier_cost
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.prepare import Prepared
+from swaptrain.planning.step_cost import price
+from swaptrain.planning.tier_overhead import with_load_cost, with_tier_cost
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Kind, Operation
 from tests.support.runs import config_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swaptrain.memory.slab import PAGE_BYTES
-from swaptrain.plan.simulation import Rehearsal, Room
+from swaptrain.planning.simulation import Rehearsal, Room
 from swaptrain.program.cost import Disk
 from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.step_cost import price
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.step_cost import price
 
 __all__ = ["choose_plan", "choose_saves"]
 

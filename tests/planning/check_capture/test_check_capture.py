@@ -14,9 +14,9 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import CaptureError, ConfigError
 from swaptrain.memory.malloc import release
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
-from swaptrain.plan.check_capture.check import check_capture
-from swaptrain.plan.check_capture.need import needed_bytes
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning.check_capture.check import check_capture
+from swaptrain.planning.check_capture.need import needed_bytes
+from swaptrain.planning.prepare import Prepared
 from swaptrain.verbs.train import train
 from tests.support.matrix import every, proof_but
 from tests.support.runs import config_of
@@ -82,7 +82,7 @@ def test_bfloat16_is_compared_in_float32(model: str, tmp_path: Path) -> None:
 
 def test_a_run_that_differs_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """And trained as it was captured, where the config says so."""
-    entry = {"python": "tests.plan.check_capture.members:c_library"}
+    entry = {"python": "tests.planning.check_capture.members:c_library"}
     config = job(tmp_path, entry, "vectors")
     with pytest.raises(CaptureError, match=r"train\.check_capture: false"):
         train(config)
@@ -92,7 +92,7 @@ def test_a_run_that_differs_is_refused_before_anything_is_written(tmp_path: Path
 
 def test_what_plain_pytorch_cannot_train_is_refused(tmp_path: Path) -> None:
     """A graph keeps what the backward needs where an operation in place has overwritten it."""
-    entry = {"python": "tests.plan.check_capture.members:overwritten"}
+    entry = {"python": "tests.planning.check_capture.members:overwritten"}
     config = job(tmp_path, entry, "vectors")
     with pytest.raises(CaptureError, match=r"plain PyTorch fails on it: .*inplace operation"):
         train(config)

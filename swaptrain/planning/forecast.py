@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
-from swaptrain.plan.choose import choose_plan
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.step_cost import Price, price
-from swaptrain.plan.tier_overhead import with_tier_cost
+from swaptrain.planning.choose import choose_plan
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.step_cost import Price, price
+from swaptrain.planning.tier_overhead import with_tier_cost
 
 __all__ = ["Forecast", "forecast"]
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.errors import BudgetError, ConfigError
-from swaptrain.plan import prepare
-from swaptrain.plan.device_budget import check_device_budget
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.prepare import Prepared
+from swaptrain.planning import prepare
+from swaptrain.planning.device_budget import check_device_budget
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.prepare import Prepared
 from swaptrain.units import parse_size
 from swaptrain.verbs.train import _check_choices
 from tests.store.helpers import small_root

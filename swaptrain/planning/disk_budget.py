@@ -12,7 +12,7 @@ from swaptrain.config.schema import Config, KeepConfig
 from swaptrain.data.corpus import find_files
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.planner import Plan
 from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import free_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swaptrain.config.schema import Config
-from swaptrain.plan.planner import Plan
+from swaptrain.planning.planner import Plan
 from swaptrain.program.cost import StateBytes
 from swaptrain.program.roles import Role
 from swaptrain.store.format.root import RootRecord

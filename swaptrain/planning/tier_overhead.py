@@ -10,10 +10,10 @@ from swaptrain.compute.device import ComputeDevice
 from swaptrain.config.schema import Config
 from swaptrain.data import Batches
 from swaptrain.errors import RunError
-from swaptrain.plan.planner import Plan
-from swaptrain.plan.ram_budget import useful_bytes
-from swaptrain.plan.simulation import Rehearsal
-from swaptrain.plan.step_cost import usual_durability
+from swaptrain.planning.planner import Plan
+from swaptrain.planning.ram_budget import useful_bytes
+from swaptrain.planning.simulation import Rehearsal
+from swaptrain.planning.step_cost import usual_durability
 
 __all__ = ["with_load_cost", "with_tier_cost"]
 
