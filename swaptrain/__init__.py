@@ -1,3 +1,56 @@
-"""swaptrain trains PyTorch models that fit neither in GPU memory nor in RAM, from an SSD."""
+"""swaptrain trains PyTorch models that fit neither in GPU memory nor in RAM, from an SSD.
+
+    import swaptrain
+    run = swaptrain.train(model=make_model, data=dataset, dir="runs/mine", steps=200, memory="8GiB")
+    run.metrics, run.export("out/"), run.generate("Once")
+
+`help(swaptrain.train)` says what it takes; docs/python.md has examples. Nothing heavy is imported
+before a function is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from swaptrain.errors import (
+    BudgetError,
+    CaptureError,
+    ConfigError,
+    DamagedStoreError,
+    NotFiniteError,
+    RunError,
+    StoppedBySignal,
+    SwaptrainError,
+)
+
+if TYPE_CHECKING:
+    from swaptrain.api.run import Run
+    from swaptrain.api.train import open_run_dir as open
+    from swaptrain.api.train import plan, train
+
+__all__ = ["BudgetError", "CaptureError", "ConfigError", "DamagedStoreError", "NotFiniteError"]
+__all__ += ["Run", "RunError", "StoppedBySignal", "SwaptrainError", "open", "plan", "train"]
 
 __version__ = "0.1.0"
+
+_LAZY = {
+    "Run": ("swaptrain.api.run", "Run"),
+    "open": ("swaptrain.api.train", "open_run_dir"),
+    "plan": ("swaptrain.api.train", "plan"),
+    "train": ("swaptrain.api.train", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _LAZY[name]
+    found = getattr(import_module(module), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

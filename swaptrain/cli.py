@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -19,6 +18,7 @@ from swaptrain.config.load import load_config
 from swaptrain.config.paths import expand_argument
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
+from swaptrain.machine.torch_settings import set_up_torch
 from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.durable_files import run_error
@@ -27,10 +27,8 @@ from swaptrain.units import parse_size
 if TYPE_CHECKING:
     from swaptrain.verbs.export import Form
 
-__all__ = ["SPIN_COUNT", "main"]
+__all__ = ["main"]
 
-SPIN_COUNT = 10_000
-"""Rounds of GNU's OpenMP before a thread that waits sleeps: 0.1 to 0.2 ms."""
 _PROGRAM = "python -m swaptrain"
 _EPILOG = """\
 Verbs:
@@ -59,7 +57,7 @@ def _train(given: Arguments) -> None:
     if given.fresh and given.from_step is not None:
         raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
     loaded = _load(given)
-    _set_up_torch()
+    set_up_torch()
     from swaptrain.verbs.train import train
 
     train(loaded, fresh=given.fresh, accept_change=given.accept_change, from_step=given.from_step)
@@ -87,7 +85,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 def _plan(given: Arguments) -> None:
     """Show segments, memory, disk and bytes per step of a config, and train nothing."""
     loaded = _load(given)
-    _set_up_torch()
+    set_up_torch()
     from swaptrain.verbs.plan import print_plan
 
     print_plan(loaded)
@@ -200,7 +198,7 @@ def _init(given: Arguments) -> None:
     the comments say why, and what a run will take. The disk is measured, for six seconds. No file
     is overwritten.
     """
-    _set_up_torch()
+    set_up_torch()
     cli_start.init(given, _say)
 
 
@@ -212,7 +210,7 @@ def _eval(given: Arguments) -> None:
     progress, where the trainer waits; else those of its last step.
     """
     loaded = _load(given)
-    _set_up_torch()
+    set_up_torch()
     from swaptrain.verbs.evaluate import evaluate_run, with_held_out
 
     if given.data:
@@ -260,7 +258,7 @@ def _generate(given: Arguments) -> None:
     _check_sampling(given)
     run_dir = None if given.run is None else _check_run(given.run)
     loaded = None if given.config is None else load_config(expand_argument(given.config), given.set)
-    _set_up_torch()
+    set_up_torch()
     from swaptrain.generate import Prompt, Sampling, read_prompts
     from swaptrain.verbs.generate import as_row, generate_text, recorded
 
@@ -479,28 +477,6 @@ def _check_run(run: Path) -> Path:
 
     check_contained(run_dir)
     return run_dir
-
-
-def _set_up_torch() -> None:
-    """Set up what torch reads when it is imported: the allocator, and how its threads wait.
-
-    Threads that spin for long while they wait for each other take the cores from the I/O threads,
-    and make a step ten times slower where another process wants them too. Threads that sleep at
-    once take 70 microseconds to wake, before each operation, ten times what a small one takes.
-    So they spin for a tenth of a millisecond. Waiting changes no result.
-    """
-    from swaptrain.memory.malloc import tune
-    from swaptrain.store.disk.durable_files import user_cache
-
-    # torch makes this directory when it is imported, else under a name in /tmp that anybody knows.
-    with suppress(OSError):
-        torch_cache = user_cache() / "torch"
-        torch_cache.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(torch_cache))
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
-    tune()
 
 
 def _described(error: OSError) -> str:

@@ -28,7 +28,7 @@ from kernel_limits import can_limit, run_limited
 from rich.console import Console
 from rich.table import Table
 
-from swaptrain.cli import SPIN_COUNT
+from swaptrain.machine.torch_settings import SPIN_COUNT
 from swaptrain.memory.malloc import tune
 from swaptrain.units import MIB, format_size, parse_size
 

@@ -27,7 +27,7 @@ from bench_peers import PEERS, base_bytes, result
 from kernel_limits import can_limit, run_limited
 from peer_results import Result, show, together
 
-from swaptrain.cli import SPIN_COUNT
+from swaptrain.machine.torch_settings import SPIN_COUNT
 from swaptrain.units import MIB, parse_size
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for peers

@@ -32,8 +32,8 @@ from gpu_busy import GpuBusy
 from kernel_limits import can_limit, run_limited
 from peer_results import Result, show, together
 
-from swaptrain.cli import SPIN_COUNT
 from swaptrain.config.load import load_config
+from swaptrain.machine.torch_settings import SPIN_COUNT
 from swaptrain.memory.malloc import restart_without_cache, tune
 from swaptrain.units import GIB, MIB, format_size
 from swaptrain.verbs.plan import plan

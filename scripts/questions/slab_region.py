@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from swaptrain.cli import SPIN_COUNT
 from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.compute.device import CpuDevice
 from swaptrain.config.load import load_config
+from swaptrain.machine.torch_settings import SPIN_COUNT
 from swaptrain.memory import pinned
 from swaptrain.memory.malloc import restart_without_cache, tune
 from swaptrain.units import GIB

@@ -34,7 +34,7 @@ from swaptrain.errors import ConfigError
 
 __all__ = ["Change", "Changes", "Config", "DataConfig", "EvalConfig", "MemoryConfig"]
 __all__ += ["ModelConfig", "OptimizerConfig", "RunConfig", "ScheduleConfig", "StoreConfig"]
-__all__ += ["TrainConfig", "changes", "check_resume", "load_config", "parse_config"]
+__all__ += ["TrainConfig", "changes", "check_resume", "config_of", "load_config", "parse_config"]
 __all__ += ["resume_rule", "with_recorded"]
 
 
@@ -49,15 +49,16 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: a config is a mapping of sections, such as model: and data:")
     for override in overrides:
         _apply(tree, override)
-    return _checked(tree, str(path))
+    return config_of(tree, str(path))
 
 
 def parse_config(text: str, *, source: str) -> Config:
     """Check YAML text as `load_config` does a file; `source` begins each message."""
-    return _checked(parse_yaml(text, source=source), source)
+    return config_of(parse_yaml(text, source=source), source)
 
 
-def _checked(tree: Tree, source: str) -> Config:
+def config_of(tree: Tree, source: str) -> Config:
+    """Return the config of nested values, checked as a whole; `source` begins each message."""
     try:
         return Config.model_validate(tree.values)
     except ValidationError as error:

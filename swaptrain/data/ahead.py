@@ -78,7 +78,9 @@ class BatchesAhead:
 
     def __init__(self, settings: AheadSettings, processes: int) -> None:
         self._settings, self._ahead = settings, processes + 1
-        self._pool = process_pool(processes, _begin, settings)
+        own = (settings.target, settings.collate or "")
+        script = any(name.startswith("__main__:") for name in own)
+        self._pool = process_pool(processes, _begin, settings, imports_script=script)
         self._made: dict[tuple[int, int], Future[dict[str, _Flattened]]] = {}
 
     def batch(self, step: int, micro_batch: int) -> dict[str, torch.Tensor]:

@@ -88,7 +88,9 @@ def open_python(
     if check:
         probe.check_layouts()
         check_repeatable(dataset, probe.item, len(probe), name)
-    identity = [target, dict(settings.kwargs), len(probe), probe.layout]
+    # What goes on for as long as a run does is another length with each number of steps.
+    length = 0 if getattr(dataset, "is_endless", False) else len(probe)
+    identity = [target, dict(settings.kwargs), length, probe.layout]
     if collate is not None:
         identity.append(collate)
     digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()

@@ -20,13 +20,32 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.strict_json import parse_json
 
-__all__ = ["MetricsFile", "StepMetrics"]
+__all__ = ["MetricsFile", "StepMetrics", "read_rows"]
 
 _PIECE_BYTES = 2**16
 _LINE_BYTES = 512  # the numbers of a step, written out, take about 450
 _MOST_RESERVED_BYTES = 64 << 20
 _LONGEST_BYTES = 2**20
 """Of a line: rows have some hundred bytes."""
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that may be written to meanwhile; none where it is not there.
+
+    Raises RunError for a line that is no row.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            rows.append(parse_json(line))
+            _step(rows[-1])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"line {number} of {path} is not a step's row ({error})") from error
+    return rows
 
 
 class MetricsFile:

@@ -135,14 +135,7 @@ class Progress:
 
     def step_done(self, metrics: StepMetrics) -> None:
         """Show the line of a finished step."""
-        self._recent_step_s.append(metrics.step_s)
-        mean_s = sum(self._recent_step_s) / len(self._recent_step_s)
-        line = progress_line(
-            metrics,
-            total_steps=self._total_steps,
-            host_budget_bytes=self._host_budget_bytes,
-            eta_s=mean_s * (self._total_steps - metrics.step),
-        )
+        line = self._line(metrics)
         now_s = self._clock()
         quick = now_s - self._printed_s < _SCROLLBACK_S
         if self._live is not None and quick and metrics.held_out is None:
@@ -151,6 +144,16 @@ class Progress:
         else:
             self._last_line = ""
             self._print(line)
+
+    def _line(self, metrics: StepMetrics) -> str:
+        self._recent_step_s.append(metrics.step_s)
+        mean_s = sum(self._recent_step_s) / len(self._recent_step_s)
+        return progress_line(
+            metrics,
+            total_steps=self._total_steps,
+            host_budget_bytes=self._host_budget_bytes,
+            eta_s=mean_s * (self._total_steps - metrics.step),
+        )
 
     def note(self, text: str) -> None:
         """Show a line of its own."""

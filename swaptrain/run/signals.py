@@ -73,6 +73,10 @@ class StopRequest:
         """What is in progress."""
         return self._doing or "the start"
 
+    def ask(self) -> None:
+        """Ask for a stop as a first SIGINT does, without a word: the caller knows why."""
+        self._requested = signal.SIGINT
+
     def doing(self, what: str) -> None:
         """Name what is in progress, such as `segment 12/40`: a stop comes after it."""
         self._doing = what

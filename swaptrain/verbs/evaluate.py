@@ -26,7 +26,7 @@ from swaptrain.store.read.step_in_links import step_in_links
 from swaptrain.units import format_duration
 from swaptrain.verbs.stored_step import StoredStep, live_store, with_step
 
-__all__ = ["Evaluated", "evaluate_run", "with_held_out"]
+__all__ = ["Evaluated", "evaluate_run", "source_of", "with_held_out"]
 
 _SOURCES = {
     "chat": SUFFIXES,
@@ -56,6 +56,15 @@ def with_held_out(config: Config, files: Sequence[str]) -> Config:
 
     Raises ConfigError for names of which it is not clear how they are read.
     """
+    found = {"every": 1, "batches": "all", source_of(files, "--data"): list(files)}
+    return config.model_copy(update={"eval": EvalConfig.model_validate(found)})
+
+
+def source_of(files: Sequence[str], argument: str) -> str:
+    """Return the key that reads files of such names: `chat`, `text` or `tokens`.
+
+    Raises ConfigError, which names the `argument`, where that is not clear.
+    """
     keys = {
         next((key for key, ends in _SOURCES.items() if name.lower().endswith(ends)), None)
         for name in files
@@ -64,15 +73,17 @@ def with_held_out(config: Config, files: Sequence[str]) -> Config:
     if key is None or others:
         kinds = "; ".join(f"{key} of {', '.join(ends)}" for key, ends in _SOURCES.items())
         raise ConfigError(
-            f"--data {' '.join(files)}: give files of one kind that their names tell ({kinds}), or "
-            "a key, such as eval.text=[FILE]"
+            f"{argument} {' '.join(files)}: give files of one kind that their names tell ({kinds}),"
+            " or a key, such as eval.text=[FILE]"
         )
-    found = {"every": 1, "batches": "all", key: list(files)}
-    return config.model_copy(update={"eval": EvalConfig.model_validate(found)})
+    return key
 
 
 def evaluate_run(
-    config: Config, from_step: int | None = None, note: Callable[[str], None] = print
+    config: Config,
+    from_step: int | None = None,
+    note: Callable[[str], None] = print,
+    progress: Callable[[], Progress] = Progress,
 ) -> Evaluated:
     """Return what the data of the eval section says of one step of the run in `run.dir`.
 
@@ -95,20 +106,22 @@ def evaluate_run(
 
     def use(stored: StoredStep) -> Evaluated:
         with step_in_links(stored.store, stored.step, note) as there:
-            return _evaluated(config, there, stored.step, note)
+            return _evaluated(config, there, stored.step, note, progress())
 
     with named_failures(config):
         return with_step(run, from_step, use, note, "evaluate")
 
 
-def _evaluated(config: Config, there: Path, step: int, note: Callable[[str], None]) -> Evaluated:
+def _evaluated(
+    config: Config, there: Path, step: int, note: Callable[[str], None], progress: Progress
+) -> Evaluated:
     recorded = recorded_config(config.run.dir)
     if recorded is not None:
         written = _moved(recorded, there, recorded.train.last_step).resolved_yaml()
         write_aside(RunPaths(there).config, written.encode())
     directory = RunDirectory(_moved(config, there, step), fresh=False, accept_change=True)
     with (
-        Progress(host_budget_bytes=config.memory.host) as progress,
+        progress,
         StopRequest() as stop,
         ExitStack() as held,
     ):

@@ -26,6 +26,7 @@ from swaptrain.run.run_directory import RunDirectory
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.slots.snapshots import list_snapshots
+from swaptrain.verbs.listener import Listener
 from swaptrain.verbs.samples import Samples
 
 __all__ = ["train"]
@@ -38,6 +39,8 @@ def train(
     accept_change: bool = False,
     from_step: int | None = None,
     observe: Callable[[int, Instruction], None] = lambda *_: None,
+    listener: Listener | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Train as `config` says, from the beginning or from where its run directory stopped.
 
@@ -47,7 +50,8 @@ def train(
     `observe` is called behind each instruction with the step that it belongs to (of an update that
     waits for the global norm, the step of its gradients) and the instruction, when what earlier
     segments left to write is on the disk: with store.commit.every 1 a killed run does nothing again
-    of what was observed but instructions of one segment.
+    of what was observed but instructions of one segment. `listener` hears of steps, and `progress`
+    shows them; null: on the standard output.
 
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
@@ -59,6 +63,8 @@ def train(
             accept_change=accept_change,
             from_step=from_step,
             observe=observe,
+            listener=listener,
+            progress=progress or Progress(host_budget_bytes=config.memory.host),
         )
     except (DamagedStoreError, NotFiniteError) as error:
         steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
@@ -77,13 +83,15 @@ def _train(
     accept_change: bool,
     from_step: int | None,
     observe: Callable[[int, Instruction], None],
+    listener: Listener | None,
+    progress: Progress,
 ) -> None:
     directory = RunDirectory(config, fresh=fresh, accept_change=accept_change)
     config = directory.config
     import_reporters(config.train.report_to)
     with (
         named_failures(config),
-        Progress(host_budget_bytes=config.memory.host) as progress,
+        progress,
         StopRequest() as stop,
         ExitStack() as held,
     ):
@@ -98,12 +106,16 @@ def _train(
         with directory.withdrawn_on(ConfigError):
             training = open_run(start, held, progress, stop, observe)
         training.sample = samples
+        if listener is not None:
+            listener.follow(training, stop)
         # What was captured lives as long as the run: collections need not go through it again.
         gc.collect()
         gc.freeze()
         held.callback(gc.unfreeze)
         training.run()
         finish(training, stop)
+        if listener is not None:
+            listener.finished(training.step - 1)
         progress.finish(finished_text(directory.path, training.step - 1, training.config))
 
 

@@ -244,7 +244,7 @@ def test_threads_spin_shortly_unless_told_otherwise(
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     shows = (
-        "import os; from swaptrain import cli; cli._set_up_torch();"
+        "import os; from swaptrain.machine.torch_settings import set_up_torch; set_up_torch();"
         "print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT'))"
     )
     done = subprocess.run(

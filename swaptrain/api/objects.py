@@ -1,0 +1,268 @@
+"""What a script has as objects, put where a config names it: models, data, functions."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from swaptrain.errors import ConfigError
+from swaptrain.given import PREFIX
+from swaptrain.store.disk.durable_files import write_aside
+from swaptrain.store.paths import ASIDE, RunPaths
+from swaptrain.units import MIB, format_size
+from swaptrain.verbs.evaluate import source_of
+
+__all__ = ["BatchesOfStep", "HandedOver", "use_collate", "use_data", "use_model"]
+
+_MOST_INSTANCE_BYTES = 512 * MIB
+"""Of the weights of a module that exists: it stays in memory, and is copied to begin the run."""
+_MOST_FILES = 10_000
+"""Of texts that become documents, each in a file."""
+_ROWS = ("messages", "conversations", "prompt", "instruction", "text")
+"""Columns by which rows are told from tensors."""
+
+
+@dataclass
+class HandedOver:
+    """Keys of a config, and the functions that they name in `swaptrain.given`."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    batches: BatchesOfStep | None = None
+    """That have to be told how many micro-batches a step has."""
+
+    def name(self, key: str, function: Callable[..., Any], place: str) -> None:
+        """Set a key to a function: by the name that a process can import, else by its place."""
+        own = _own_name(function)
+        if own is None:
+            self.functions[place] = function
+        self.keys[key] = own or f"{PREFIX}{place}"
+
+
+def use_model(given: HandedOver, model: Any) -> None:
+    """Take a factory, a directory, a config of transformers, or a small module.
+
+    Raises ConfigError for a module that is too large to be taken over, and for anything else.
+    """
+    import torch
+
+    if model is None:
+        return
+    if isinstance(model, str | Path):
+        given.keys["model.hf"] = str(model)
+    elif isinstance(model, Mapping):
+        given.keys["model.hf"] = dict(model)
+    elif hasattr(model, "to_diff_dict") and hasattr(model, "model_type"):
+        given.keys["model.hf"] = {"model_type": model.model_type, **model.to_diff_dict()}
+    elif isinstance(model, torch.nn.Module):
+        nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        name = type(model).__name__
+        if nbytes > _MOST_INSTANCE_BYTES or any(p.is_meta for p in model.parameters()):
+            raise ConfigError(
+                f"model: this {name} holds {format_size(nbytes)} in memory already: give a "
+                f"function that makes it, model=lambda: {name}(...), which is called without memory"
+            )
+        given.name("model.python", lambda: copy.deepcopy(model), "model")
+    elif callable(model):
+        given.name("model.python", model, "model")
+    else:
+        raise ConfigError(
+            f"model: found {type(model).__name__}; give a function that returns a module, a "
+            "directory, or a config of transformers"
+        )
+
+
+def use_data(
+    given: HandedOver, data: Any, section: str, run_dir: Path, *, tokenizer: str | None
+) -> None:
+    """Take data for `data` or `eval`: files, rows, texts, a dataset, or a function.
+
+    Rows and texts are written to RUN/data, under a name of their content; texts are rows where
+    there is a `tokenizer`, else documents of bytes. Raises ConfigError.
+    """
+    if data is None:
+        return
+    argument = "data" if section == "data" else "eval"
+    if isinstance(data, str | Path):
+        given.keys[f"{section}.{source_of([str(data)], argument)}"] = [str(data)]
+    elif _is_text_rows(data) and tokenizer in (None, "bytes") and isinstance(data[0], str):
+        given.keys[f"{section}.text"] = [str(_documents(data, section, run_dir))]
+    elif _is_text_rows(data):
+        given.keys[f"{section}.chat"] = [str(_written(data, section, run_dir))]
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        rows = _Items(data)
+        given.name(f"{section}.python", lambda: rows, section)
+    elif callable(data):
+        wanted = [
+            p
+            for p in inspect.signature(data).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if not wanted:
+            given.name(f"{section}.python", data, section)
+        elif len(wanted) == 2 and section == "data":
+            batches = given.batches = BatchesOfStep(data)
+            given.keys |= {"data.shuffle": False, "data.micro_batch": batches.items}
+            given.name("data.python", lambda: batches, "data")
+        else:
+            raise ConfigError(
+                f"{argument}: a function takes nothing and returns a dataset"
+                + (", or takes (step, micro_batch) and returns a batch" * (section == "data"))
+                + f"; this one takes {', '.join(p.name for p in wanted)}"
+            )
+    else:
+        raise ConfigError(
+            f"{argument}: found {type(data).__name__}; give a file, rows, texts, a dataset with "
+            "__len__ and __getitem__, or a function"
+        )
+
+
+def use_collate(given: HandedOver, collate: Callable[[list[Any]], Any] | None) -> None:
+    """Take the function that makes a micro-batch of items."""
+    if collate is not None:
+        given.name("data.collate", collate, "collate")
+
+
+def _own_name(function: Callable[..., Any]) -> str | None:
+    """Return `module:name` where another process would find the very same object there."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or "<" in name or "." in name:
+        return None
+    try:
+        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return None
+    return f"{module}:{name}" if found is function else None
+
+
+def _is_text_rows(data: Any) -> bool:
+    """Whether these are texts, or rows that the chat reader takes."""
+    columns = getattr(data, "column_names", None)
+    if isinstance(columns, list):
+        return any(name in columns for name in _ROWS)
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes) or not len(data):
+        return False
+    first = data[0]
+    return isinstance(first, str) or (
+        isinstance(first, Mapping)
+        and any(isinstance(first.get(name), str | list) for name in _ROWS)
+    )
+
+
+def _written(rows: Iterable[Any], section: str, run_dir: Path) -> Path:
+    """Write rows as JSON Lines under a name of their content; return the path."""
+    lines = []
+    for number, row in enumerate(rows, 1):
+        value = {"text": row} if isinstance(row, str) else row
+        try:
+            lines.append(json.dumps(value, ensure_ascii=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{section}: row {number} is no text or JSON: {error}") from error
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path = _named(section, content, run_dir).with_suffix(".jsonl")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(path, content)
+    return path
+
+
+def _documents(texts: Sequence[str], section: str, run_dir: Path) -> Path:
+    """Write each text to a file of its own; return the glob of all."""
+    if len(texts) > _MOST_FILES:
+        raise ConfigError(
+            f"{section}: these are {len(texts):,} texts, and no tokenizer is given: give "
+            "tokenizer=DIR, or write them to files and give their glob"
+        )
+    folder = _named(section, json.dumps(list(texts)).encode(), run_dir)
+    if not folder.exists():
+        aside = folder.with_name(f"{folder.name}{ASIDE}")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        for number, text in enumerate(texts):
+            (aside / f"{number:05d}.txt").write_text(text, encoding="utf-8", newline="")
+        aside.replace(folder)
+    return folder / "*.txt"
+
+
+def _named(section: str, content: bytes, run_dir: Path) -> Path:
+    folder = RunPaths(run_dir.absolute()).data
+    return folder / f"given-{section}-{xxhash.xxh3_64_hexdigest(content)}"
+
+
+class _Items:
+    """A dataset whose items may hold numbers, lists and arrays: they become tensors."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        if hasattr(data, "set_epoch"):
+            self.set_epoch = data.set_epoch
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        item = self.data[index]
+        if not isinstance(item, Mapping):
+            return item
+        return {
+            key: value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+            for key, value in item.items()
+            if not isinstance(value, str)
+        }
+
+
+class BatchesOfStep:
+    """Batches of a function of step (from 1) and micro-batch (from 0), item by item."""
+
+    def __init__(self, function: Callable[[int, int], Mapping[str, Any]]) -> None:
+        self.function = function
+        self.steps = self.micro_batches = 1
+        """Of the run, and of a step."""
+        self.is_endless = True
+        self._at: tuple[int, int] = (0, 0)
+        self._batch: Mapping[str, Any] = {}
+        self.items = self._size(self._made(1, 0))
+        """Of a micro-batch."""
+
+    def __len__(self) -> int:
+        return self.steps * self.micro_batches * self.items
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number, item = divmod(index, self.items)
+        step, micro_batch = divmod(number, self.micro_batches)
+        batch = self._made(step + 1, micro_batch)
+        if (found := self._size(batch)) != self.items:
+            raise ValueError(
+                f"the batch of step {step + 1}, micro-batch {micro_batch}, has {found} items, and "
+                f"the first one {self.items}: all have equally many"
+            )
+        return {key: value[item] for key, value in batch.items()}
+
+    def _made(self, step: int, micro_batch: int) -> Mapping[str, Any]:
+        if self._at != (step, micro_batch):
+            self._batch, self._at = self.function(step, micro_batch), (step, micro_batch)
+        return self._batch
+
+    def _size(self, batch: Any) -> int:
+        if not isinstance(batch, Mapping) or not batch:
+            raise ConfigError(
+                f"data: the function returned {type(batch).__name__}; a batch is a dict of tensors"
+            )
+        sizes = {key: len(value) if value.ndim else None for key, value in batch.items()}
+        if len(set(sizes.values())) != 1 or None in sizes.values():
+            raise ConfigError(
+                f"data: the first dimensions of a batch are {sizes}: each is that of its items"
+            )
+        return len(next(iter(batch.values())))
