@@ -22,6 +22,7 @@ from swaptrain.machine.torch_settings import set_up_torch
 from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.durable_files import run_error
+from swaptrain.store.paths import RunPaths
 from swaptrain.units import parse_size
 
 if TYPE_CHECKING:
@@ -209,17 +210,36 @@ def _eval(given: Arguments) -> None:
     set, or the files of --data. Of a run that trains, its weights at the end of the step in
     progress, where the trainer waits; else those of its last step.
     """
+    run_dir = None
+    if given.config is None:
+        if not given.overrides or "=" in given.overrides[0]:
+            raise ConfigError("give one of RUN and --config FILE")
+        run_dir = _check_run(Path(given.overrides.pop(0)))
+        given.config = RunPaths(run_dir).config
     loaded = _load(given)
     set_up_torch()
     from swaptrain.verbs.evaluate import evaluate_run, with_held_out
+    from swaptrain.verbs.generate import recorded
 
+    if run_dir is not None:
+        recorded(run_dir)  # no code is taken from there
+        run = loaded.run.model_copy(update={"dir": run_dir})
+        loaded = loaded.model_copy(update={"run": run})
     if given.data:
         loaded = with_held_out(loaded, given.data)
     print(evaluate_run(loaded, given.from_step, _say).line())
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    _config_arguments(parser)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the config of a run, whose run.dir is taken"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="RUN | KEY.SUB=VALUE",
+        help="without --config a run directory whose model is no code; config keys to set over it",
+    )
     parser.add_argument(
         "--data",
         action="append",

@@ -148,7 +148,8 @@ def add_evaluation(draft: Draft, steps: int | None, *, default_every: int | None
         draft.set("eval.every", round(every), "steps between evaluations")
     else:
         wanted = f"evals_per_epoch: {per_epoch:g}" if per_epoch else "none is said in steps"
-        draft.set("eval.every", _GUESSED_EVERY, f"{wanted}: choose; plan counts the sequences")
+        guess = min(_GUESSED_EVERY, max(1, steps // 5)) if steps else _GUESSED_EVERY
+        draft.set("eval.every", guess, f"{wanted}: choose; plan counts the sequences")
     draft.set("eval.batches", "all", f"as {draft.tool} evaluates")
     if patience is not None:
         draft.set("eval.patience", patience, "early_stopping")

@@ -101,9 +101,10 @@ def assemble(
     metrics.reserve(max(0, config.train.last_step - position.decision.done))
     reports = open_reports(config, note)
     files.callback(reports.close)
-    if prepared.weighting.matters:
-        note(str(prepared.weighting))
-    note(_summary(config, plan, parts))
+    if not parts.evaluates:
+        if prepared.weighting.matters:
+            note(str(prepared.weighting))
+        note(_summary(config, plan, parts))
     segments = len(plan.captured.model.segments)
     step = position.decision.step
     if parts.evaluates:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swaptrain.config.schema import Config
+from swaptrain.observe.eval_history import EvalHistory
+from swaptrain.observe.metrics import read_rows
 from swaptrain.run.idle_rates import go_on_keys
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.steps import Training
@@ -17,6 +19,7 @@ from swaptrain.store.read.held_segments import held_segments
 from swaptrain.store.read.run_position import read_position
 from swaptrain.store.slots.slot_bytes import copy_slot
 from swaptrain.store.slots.slots import Slots
+from swaptrain.store.slots.snapshots import list_snapshots
 
 __all__ = ["finish", "finished_step", "finished_text", "separate_all"]
 
@@ -102,6 +105,13 @@ def separate_all(
         stop.check_after(what)
 
 
+def _best_step(run_dir: Path) -> tuple[int, float] | None:
+    """Return the snapshot of lowest held-out loss, and that loss."""
+    losses = EvalHistory(read_rows(RunPaths(run_dir).metrics)).losses
+    found = [(losses[s.step], s.step) for s in list_snapshots(run_dir) if s.step in losses]
+    return min(found)[::-1] if found else None
+
+
 def finished_text(run_dir: Path, step: int, config: Config) -> str:
     """Return what the command says at the end: where the run is and what to try next."""
     start = "python -m swaptrain"
@@ -112,6 +122,9 @@ def finished_text(run_dir: Path, step: int, config: Config) -> str:
         taken = f"{export} --to {run_dir}/model"
     else:
         taken = f"{export} --to {run_dir}/weights.safetensors"
+    best = _best_step(run_dir) if config.store.keep is not None and config.store.keep.best else None
+    if best is not None and best[0] != step:
+        taken += f"\n  take the best  {export} --step {best[0]} ... (eval {best[1]:.4f})"
     return (
         f"finished: step {step} of {step} is in {run_dir}\n"
         f"  look at it     {start} inspect {run_dir}\n"

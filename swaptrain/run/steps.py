@@ -102,6 +102,8 @@ class Training:
     """Segments whose update waits for the norms of the whole step."""
     _ledger: Ledger = field(init=False)
     """Of the step before."""
+    _written_bytes: int = field(init=False, default=0)
+    """By the process when the last row was made: what a step leaves is written behind it."""
     _before: EvalResult | None = field(init=False, default=None)
     """What the held-out data said before step 1; None where a process began behind that."""
     _history: EvalHistory = field(init=False, default_factory=EvalHistory)
@@ -117,6 +119,7 @@ class Training:
 
     def run(self) -> None:
         """Run all steps that are left; when it returns, everything is durable and nothing pends."""
+        self._written_bytes = self._counters().write_bytes
         self.metrics.cut_after(self.position.decision.done)
         self.reports.start(self.position.decision.done)
         try:
@@ -185,7 +188,9 @@ class Training:
             state = self._carry_out(step, top)
         norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
         losses = state.ledger.in_order()
-        moved = self._counters() - counters
+        now = self._counters()
+        moved, written_bytes = now - counters, now.write_bytes - self._written_bytes
+        self._written_bytes = now.write_bytes
         step_s = time.perf_counter() - begun
         row = StepMetrics(
             step=step,
@@ -201,7 +206,7 @@ class Training:
             io_wait_s=moved.wait_s,
             data_wait_s=self.weights.read_s - read_s,
             read_bytes=moved.read_bytes,
-            write_bytes=moved.write_bytes,
+            write_bytes=written_bytes,
             cache_hit_fraction=moved.hit_fraction,
             peak_host_bytes=self._peak_host_bytes(),
             peak_device_bytes=self.plan.operations.device.peak_bytes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from swaptrain.chat.files import SUFFIXES
 from swaptrain.config.schema import Config, EvalConfig
-from swaptrain.errors import ConfigError, RunError
+from swaptrain.errors import ConfigError, RunError, StoppedBySignal
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.progress import Progress
 from swaptrain.planning.prepare import Prepared, recorded_config
@@ -57,6 +58,9 @@ def with_held_out(config: Config, files: Sequence[str]) -> Config:
     Raises ConfigError for names of which it is not clear how they are read.
     """
     found = {"every": 1, "batches": "all", source_of(files, "--data"): list(files)}
+    for name in files:
+        if not glob.has_magic(name) and not Path(name).is_file():
+            raise ConfigError(f"--data {name}: there is no such file")
     return config.model_copy(update={"eval": EvalConfig.model_validate(found)})
 
 
@@ -131,7 +135,11 @@ def _evaluated(
         start = Start(prepared.config, prepared, root, False, None, None, evaluates=True)
         training = open_run(start, held, progress, stop, lambda *_: None)
         begun = time.perf_counter()
-        found = training.evaluate()
+        try:
+            found = training.evaluate()
+        except StoppedBySignal as stop_error:
+            stop_error.args = ("stopped; nothing of an evaluation is kept",)
+            raise
         seconds = time.perf_counter() - begun
     if training.evaluation is None:
         raise RunError("the data of the evaluation has gone meanwhile")

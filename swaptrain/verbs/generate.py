@@ -44,7 +44,7 @@ def recorded(run: Path) -> Config:
     if config.model.python is not None:
         raise ConfigError(
             f"the model of {run} is made by {config.model.python}, and code is not taken from a "
-            "run directory: give generate --config FILE"
+            "run directory: give --config FILE"
         )
     # Where it lies now, not where it was made.
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
@@ -140,12 +140,19 @@ def generated(
 
 
 def check_prompts(
-    module: torch.nn.Module, codec: PromptCodec, prompts: list[Prompt], sampling: Sampling
+    module: torch.nn.Module,
+    codec: PromptCodec,
+    prompts: list[Prompt],
+    sampling: Sampling,
+    key: str = "--max-new-tokens",
 ) -> int:
-    """Return how many tokens the longest text will have; raises ConfigError for too many."""
+    """Return how many tokens the longest text will have; raises ConfigError for too many.
+
+    `key` is what gives their number.
+    """
     ids, _ = codec.encode(prompts, left=True)
     length = ids.shape[1] + sampling.max_new_tokens
-    _check_length(module, length)
+    _check_length(module, ids.shape[1], sampling.max_new_tokens, key)
     _check_ids(module, int(ids.max()))
     return length
 
@@ -163,13 +170,13 @@ def _device_bytes(config: Config, device: torch.device) -> int:
     return int(_DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
 
 
-def _check_length(module: Any, length: int) -> None:
+def _check_length(module: Any, prompt: int, new: int, key: str) -> None:
     config = module.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
-    if isinstance(most, int) and 0 < most < length:
+    if isinstance(most, int) and 0 < most < prompt + new:
         raise ConfigError(
-            f"the prompt and --max-new-tokens are {length:,} tokens, and the model has {most:,} "
-            "positions: shorten one of them"
+            f"the longest prompt has {prompt:,} tokens and {key} is {new:,}, and the model has "
+            f"{most:,} positions: shorten one of them"
         )
 
 

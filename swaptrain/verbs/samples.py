@@ -38,7 +38,7 @@ class Samples:
         self._codec = PromptCodec(config)
         if config.data.chat is not None and self._codec.has_template:
             self._codec = PromptCodec(config, is_chat=True)
-        check_prompts(module, self._codec, self._prompts, self._sampling)
+        check_prompts(module, self._codec, self._prompts, self._sampling, "sample_tokens")
         self._works = True
 
     def __call__(self, step: int, free_bytes: int) -> None:

@@ -62,6 +62,15 @@ def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
     )
 
 
+def test_what_a_step_writes_is_counted_beside_an_evaluation(tmp_path: Path) -> None:
+    """That waits for it: in the line of the next step, as without one."""
+    watched = rows(trained(job(tmp_path / "watched", steps=4)))
+    blind = rows(trained(job(tmp_path / "blind", steps=4, eval=None)))
+    assert min(row["write_bytes"] for row in watched[1:]) > 0
+    written, others = (sum(row["write_bytes"] for row in found) for found in (watched, blind))
+    assert written >= others > 0
+
+
 def test_a_run_of_no_steps_has_a_loss(tmp_path: Path) -> None:
     """That of what it begins from."""
     config = job(tmp_path / "run", steps=0)
@@ -79,9 +88,16 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(command) == 2
     assert "there is no held-out data" in capsys.readouterr().err
     keys = ["eval.python=tests.support.datasets:text", "eval.every=1", "eval.batches=2"]
+    assert main(["eval", str(tmp_path / "run"), *keys]) == 0
+    by_run = capsys.readouterr().out.splitlines()[-1].rpartition("|")[0]
+    assert main(["eval", *keys]) == 2
+    assert "give one of RUN and --config FILE" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "run"), "--data", "none.txt"]) == 2
+    assert "--data none.txt: there is no such file" in capsys.readouterr().err
     assert main([*command, *keys]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[-1].startswith("step 2 | eval ") and "perplexity" in out[-1]
+    assert out[-1].rpartition("|")[0] == by_run
     assert "4 items" in out[-1]
 
 
@@ -165,7 +181,7 @@ def test_files_are_evaluated_whole(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=said):
             with_held_out(config, files)
     with pytest.raises(ConfigError, match="no file matches"):
-        evaluate_run(with_held_out(config, [str(tmp_path / "none.txt")]))
+        evaluate_run(with_held_out(config, [str(tmp_path / "none*.txt")]))
 
 
 @pytest.mark.parametrize("settings", proof_but(["fused", "trees"]))

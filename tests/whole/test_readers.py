@@ -113,7 +113,7 @@ def test_a_run_and_those_beside_it(job: Job, tmp_path: Path) -> None:
     out, error = first.communicate()
     assert first.returncode == 143
     assert re.match(r"stopping after segment \d+/\d+", error)
-    assert f"waiting for an export of step {step[1]} to be done" in out
+    assert f"waiting while the weights of step {step[1]} are read" in out
     stopped = job.start("export", str(job.run), "--to", str(to))
     out, error = stopped.communicate()
     assert stopped.returncode == 0, error

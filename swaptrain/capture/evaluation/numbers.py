@@ -18,6 +18,7 @@ from swaptrain.capture.losses.operations import (
     picks_classes,
 )
 from swaptrain.capture.trace import Trace, has_effect, is_random
+from swaptrain.errors import CaptureError
 
 __all__ = ["Numbers", "add_numbers", "loss_node"]
 
@@ -64,6 +65,8 @@ def _pack(captured: fx.GraphModule) -> fx.Node:
     output = next(node for node in captured.graph.nodes if node.op == "output")
     pack: fx.Node
     (pack,) = output.all_input_nodes
+    if pack.op != "call_function":
+        raise CaptureError("it depends neither on the batch nor on a parameter there")
     return pack
 
 

@@ -127,7 +127,7 @@ class ExportDoor:
         try:
             if not try_lock(descriptor):
                 where = "" if step is None else f" of step {step}"
-                self._note(f"waiting for an export{where} to be done ({read_owner(descriptor)})")
+                self._note(f"waiting while the weights{where} are read ({read_owner(descriptor)})")
                 while not try_lock(descriptor):
                     # Again and again: the exporter may just be writing its name over it.
                     if not _is_answered(descriptor):
@@ -135,7 +135,7 @@ class ExportDoor:
                         os.pwrite(descriptor, line, os.fstat(descriptor).st_size)
                     tick()
                     time.sleep(_POLL_S)
-                self._note("the export is done")
+                self._note("they are read: going on")
             if is_named(descriptor, self._path):
                 self._path.unlink(missing_ok=True)
         except OSError as error:
