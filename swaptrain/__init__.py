@@ -33,24 +33,16 @@ __all__ += ["Run", "RunError", "StoppedBySignal", "SwaptrainError", "open", "pla
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "Run": ("swaptrain.api.run", "Run"),
-    "open": ("swaptrain.api.train", "open_run_dir"),
-    "plan": ("swaptrain.api.train", "plan"),
-    "train": ("swaptrain.api.train", "train"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in ("Run", "open", "plan", "train"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from swaptrain.api import run, train
 
-    module, attribute = _LAZY[name]
-    found = getattr(import_module(module), attribute)
-    globals()[name] = found
-    return found
+    found = {"Run": run.Run, "open": train.open_run_dir, "plan": train.plan, "train": train.train}
+    globals().update(found)
+    return found[name]
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted({*globals(), *__all__})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +137,7 @@ def _own_name(function: Callable[..., Any]) -> str | None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or "<" in name or "." in name:
         return None
-    try:
-        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError):
-        return None
+    found = getattr(sys.modules.get(module), name, None)
     return f"{module}:{name}" if found is function else None
 
 

@@ -191,7 +191,7 @@ def _prepared(
         named["optimizer"] = {"name": named["optimizer"]}
     if eval is not None and named.get("eval_every") is None:
         named["eval_every"] = (overrides or {}).get("eval.every", 100)
-    full = configured(config, {**given.keys, **(overrides or {})}, {**named, "dir": dir})
+    full = configured(config, overrides, {**given.keys, **named, "dir": dir})
     if given.batches is not None:
         given.batches.micro_batches = full.data.micro_batches
         given.batches.steps = max(1, full.train.last_step)

@@ -27,6 +27,8 @@ class ScheduleFields(Protocol):
     def min_lr_ratio(self) -> float: ...
     @property
     def decay_fraction(self) -> float: ...
+    @property
+    def from_zero(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Schedule:
     min_lr_ratio: float = 0.0
     decay_fraction: float = 0.2
     warmup_ratio: float | None = None
+    from_zero: bool = False
 
 
 def learning_rate(step: int, *, lr: float, schedule: ScheduleFields) -> float:
@@ -48,14 +51,17 @@ def learning_rate(step: int, *, lr: float, schedule: ScheduleFields) -> float:
     the rate is `lr * step / W` while step <= W, and then `lr` times a factor of
     t = (step - W) / max(1, D - W), clipped to [0, 1]: constant 1; linear 1 - (1 - f) t; cosine
     f + (1 - f) (1 + cos(pi t)) / 2; wsd (warmup, stable, decay) 1 until the last `decay_fraction`
-    of D, then linear to f at step D.
+    of D, then linear to f at step D. With `from_zero` all of that is said of step - 1, to the
+    bits of transformers' schedules.
 
     Raises:
         ConfigError: `decay_steps` is needed and missing, or the name is unknown.
     """
     warmup_steps = warmup_steps_of(schedule)
-    if step <= warmup_steps:
-        return lr * step / warmup_steps
+    if schedule.from_zero:
+        step -= 1
+    if step <= warmup_steps and warmup_steps:
+        return lr * (step / warmup_steps) if schedule.from_zero else lr * step / warmup_steps
     if schedule.name == "constant":
         return lr
     if schedule.decay_steps is None:
@@ -82,6 +88,9 @@ def decay_factor(step: int, schedule: ScheduleFields, decay_steps: int) -> float
     """Return the factor of the learning rate after the warmup, in [min_lr_ratio, 1]."""
     warmup_steps, floor = warmup_steps_of(schedule), schedule.min_lr_ratio
     t = clip((step - warmup_steps) / max(1, decay_steps - warmup_steps))
+    if schedule.name == "linear" and schedule.from_zero:
+        left = clip((decay_steps - step) / max(1, decay_steps - warmup_steps))
+        return floor + (1.0 - floor) * left
     if schedule.name == "linear":
         return 1.0 - (1.0 - floor) * t
     if schedule.name == "cosine":

@@ -50,8 +50,8 @@ it and checks the whole before it touches anything. This page is generated from 
 _SCHEDULES = """
 ### Formulas of the schedules
 
-Steps s count from 1; w is `warmup_steps`, d is `decay_steps`, f is `min_lr_ratio`, q is
-`decay_fraction`. The learning rate of step s is `lr` times a factor:
+Steps s count from 1, or with `from_zero` from 0; w is `warmup_steps`, d is `decay_steps`, f is
+`min_lr_ratio`, q is `decay_fraction`. The learning rate of step s is `lr` times a factor:
 
 - warmup, for s <= w: `s / w`
 - after it, with `t = clip((s - w) / max(1, d - w), 0, 1)`:

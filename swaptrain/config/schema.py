@@ -259,6 +259,9 @@ class ScheduleConfig(Section):
     """The factor at the end of the decay and after it."""
     decay_fraction: Fraction = 0.2
     """wsd only: the part of `decay_steps` that the decay takes."""
+    from_zero: bool = False
+    """true: the first step counts as 0 in the formulas, as in transformers' schedules: a warmup
+    begins with the rate 0."""
 
     @model_validator(mode="after")
     def _check(self) -> ScheduleConfig:

@@ -18,8 +18,8 @@ __all__ = ["check_rates", "first_idle_step", "go_on_keys", "steps_done"]
 def first_idle_step(config: Config, last: int) -> int | None:
     """Return the first of the steps 1 to `last` whose learning rate is 0; None where none is.
 
-    No step of the warmup is, and after it no rate is larger than the one before, so that all steps
-    from that one on have the rate 0.
+    No step of the warmup counts, though with `from_zero` its first has it; after it no rate is
+    larger than the one before, so that all steps from that one on have the rate 0.
     """
     optimizer = config.resolved().optimizer
     schedule = optimizer.schedule
