@@ -138,7 +138,7 @@ def test_late_copies_change_no_bit(
 
 @pytest.mark.parametrize(
     "settings",
-    proof_but(["fused", "clipped", "trees", "parts-clipped"], whole=["fused", "clipped"]),
+    proof_but(["fused", "clipped", "trees", "parts-clipped"], whole=["fused", "clipped", "trees"]),
 )
 def test_a_stop_finds_nothing_under_way(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,7 +50,7 @@ def test_rows_become_a_config_for_plan(here: Path, capsys: pytest.CaptureFixture
     assert (config.model.hf, config.data.chat) == ("model", ("rows.jsonl",))
     assert config.data.sequence_length == 64
     said = " ".join(text.replace("#", " ").split())
-    for words in ("30 conversations", "tokens a row: half", "a step takes:", "all of about"):
+    for words in ("30 conversations", "tokens a row: half", "a step moves:"):
         assert words in said
     assert "    python -m swaptrain --config mine.yaml\n" in text
     assert sorted(os.listdir(here)) == ["book.txt", "mine.yaml", "model", "rows.jsonl"]
