@@ -6,22 +6,27 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from swaptrain.machine.torch_settings import set_up_torch
 
 __all__ = ["restored"]
 
+_WARNING = 30
+"""transformers' own verbosity, where it was not imported before."""
+
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Give back threads, environment, import path, random states and torch's modes.
+    """Give back threads, environment, import path, random states and libraries' modes.
 
     The allocator's settings stay, which change when memory is returned to the system and nothing
     else. Signal handlers are given back by the run itself.
     """
     environment, path = dict(os.environ), list(sys.path)
+    libraries = _library_modes()
     set_up_torch()
     import numpy as np
     import torch
@@ -34,9 +39,9 @@ def restored() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(environment)
+        _restore_environment(environment)
         sys.path[:] = path
+        _restore_libraries(libraries, environment)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
@@ -44,3 +49,38 @@ def restored() -> Iterator[None]:
         np.random.set_state(states[1])
         random.setstate(states[2])
         gc.collect()
+
+
+def _restore_environment(before: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _library_modes() -> tuple[bool | None, int | None]:
+    """Return whether the hub is offline and how much transformers says; None: not imported."""
+    hub, said = _hub(), _logging()
+    offline = None if hub is None else bool(hub.HF_HUB_OFFLINE)
+    return offline, None if said is None else int(said.get_verbosity())
+
+
+def _restore_libraries(
+    before: tuple[bool | None, int | None], environment: Mapping[str, str]
+) -> None:
+    """Give back what a run sets in libraries, also in those that it has imported first."""
+    offline, verbosity = before
+    if (hub := _hub()) is not None:
+        asked = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        hub.HF_HUB_OFFLINE = asked if offline is None else offline
+    if (said := _logging()) is not None:
+        said.set_verbosity(_WARNING if verbosity is None else verbosity)
+
+
+def _hub() -> Any:
+    return sys.modules.get("huggingface_hub.constants")
+
+
+def _logging() -> Any:
+    return sys.modules.get("transformers.utils.logging")

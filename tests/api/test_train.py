@@ -224,6 +224,30 @@ def test_nothing_is_left_behind(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert_same_bits(weights(found[0]), weights(swaptrain.open(tmp_path / "a")))
 
 
+@pytest.mark.proof
+def test_the_hub_is_reached_again_behind_a_run(tmp_path: Path) -> None:
+    """A run downloads nothing, and a script may afterwards; transformers warns again."""
+    script = f"""
+        import os, swaptrain
+        model = {{"model_type": "llama", "vocab_size": 257, "hidden_size": 16,
+                  "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}}
+        swaptrain.train(model=model, data=["to be or not " * 9], dir={str(tmp_path / "a")!r},
+                        steps=1, sequence_length=16, memory="256MiB", quiet=True)
+        import transformers
+        from huggingface_hub import constants
+        print(constants.HF_HUB_OFFLINE, "HF_HUB_OFFLINE" in os.environ)
+        print(transformers.logging.get_verbosity())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "False", "30"]
+
+
 def test_the_command_line_goes_on_where_it_can(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
