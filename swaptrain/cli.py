@@ -219,10 +219,12 @@ def _eval(given: Arguments) -> None:
     loaded = _load(given)
     set_up_torch()
     from swaptrain.verbs.evaluate import evaluate_run, with_held_out
-    from swaptrain.verbs.generate import recorded
+    from swaptrain.verbs.recorded_code import refuse_code
 
     if run_dir is not None:
-        recorded(run_dir)  # no code is taken from there
+        keys = [override.partition("=")[0].strip() for override in given.overrides]
+        cure = "give --config FILE"
+        refuse_code(loaded, run_dir, ("model", "data", "eval"), given=keys, cure=cure)
         run = loaded.run.model_copy(update={"dir": run_dir})
         loaded = loaded.model_copy(update={"run": run})
     if given.data:

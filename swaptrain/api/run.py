@@ -27,8 +27,9 @@ class Run:
     `swaptrain.open(dir, model=...)` was given.
     """
 
-    def __init__(self, config: Config, given: HandedOver) -> None:
-        self._config, self._given = config, given
+    def __init__(self, config: Config, given: HandedOver, *, is_own: bool = True) -> None:
+        """Take the config; `is_own`: it is the script's, and not only what the directory says."""
+        self._config, self._given, self._is_own = config, given, is_own
 
     def __repr__(self) -> str:
         """Return where it lies and how far it is."""
@@ -137,7 +138,7 @@ class Run:
         """
         from swaptrain.verbs.evaluate import evaluate_run
 
-        given = HandedOver(functions=dict(self._given.functions))
+        given = HandedOver(dict(self._given.keys), dict(self._given.functions))
         config = self._config
         if data is not None:
             own = dict.fromkeys(("text", "chat", "tokens", "python"))
@@ -146,9 +147,10 @@ class Run:
             tree["data"]["held_out"] = None
             tokenizer = str(self._config.data.tokenizer)
             use_data(given, data, "eval", self.dir, tokenizer=tokenizer)
-            config = configured(tree, given.keys, {})
+            config = configured(tree, {}, given.keys)
         if overrides:
             config = configured(config.to_tree(), overrides, {})
+        self._check_code(config, ("model", "data", "eval"), given)
         with restored(), handed_over(given.functions):
             quiet = partial(progress_of, config.memory.host, quiet=True)
             return evaluate_run(config, step, _silent, quiet).found
@@ -174,6 +176,7 @@ class Run:
 
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+        self._check_code(self._config, ("model",), self._given)
         with restored(), handed_over(self._given.functions):
             found = generate_text(
                 self._config,
@@ -183,6 +186,13 @@ class Run:
                 from_step=step,
             )
         return found.texts[0] if isinstance(prompt, str) else found.texts
+
+    def _check_code(self, config: Config, sections: Sequence[str], given: HandedOver) -> None:
+        if not self._is_own:
+            from swaptrain.verbs.recorded_code import refuse_code
+
+            cure = "hand it over, as swaptrain.open(dir, model=..., data=...)"
+            refuse_code(config, self.dir, sections, given=given.keys, cure=cure)
 
 
 def _silent(_: str) -> None:

@@ -139,11 +139,11 @@ def plan(
     return report
 
 
-def open_run_dir(dir: str | Path, *, model: Any = None) -> Run:
+def open_run_dir(dir: str | Path, *, model: Any = None, data: Any = None, eval: Any = None) -> Run:
     """Return a run that exists, as `train` returned it; raises ConfigError where there is none.
 
-    `model` is what `train` was given, where the run's model is made by a script: code is not taken
-    from a run directory.
+    `model`, `data` and `eval` are what `train` was given, where a function makes them: code is not
+    taken from a run directory, which may be somebody else's.
     """
     paths = RunPaths(Path(dir))
     if not paths.config.exists():
@@ -152,10 +152,16 @@ def open_run_dir(dir: str | Path, *, model: Any = None) -> Run:
     # Where it lies now, not where it was made.
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": paths.run_dir})})
     given = HandedOver()
-    if model is not None:
-        use_model(given, model)
-        config = configured(config.to_tree(), given.keys, {})
-    return Run(config, given)
+    use_model(given, model)
+    tokenizer = str(config.data.tokenizer)
+    use_data(given, data, "data", paths.run_dir, tokenizer=tokenizer)
+    use_data(given, eval, "eval", paths.run_dir, tokenizer=tokenizer)
+    if given.keys:
+        config = configured(config.to_tree(), {}, given.keys)
+    if given.batches is not None:
+        given.batches.micro_batches = config.data.micro_batches
+        given.batches.steps = max(1, config.train.last_step)
+    return Run(config, given, is_own=False)
 
 
 _ARGUMENTS = frozenset(

@@ -29,6 +29,7 @@ from swaptrain.generate.written_once import WrittenOnce
 from swaptrain.store.format.root import RootRecord, read_buffers
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_duration, format_size
+from swaptrain.verbs.recorded_code import refuse_code
 from swaptrain.verbs.stored_step import StoredStep, live_store, reading_bytes, with_step
 
 __all__ = ["as_row", "check_prompts", "generate_text", "generated", "recorded"]
@@ -41,11 +42,7 @@ def recorded(run: Path) -> Config:
     """Return the config that a run has recorded; raises ConfigError where its model is code."""
     live_store(run)
     config = load_config(RunPaths(run).config)
-    if config.model.python is not None:
-        raise ConfigError(
-            f"the model of {run} is made by {config.model.python}, and code is not taken from a "
-            "run directory: give --config FILE"
-        )
+    refuse_code(config, run, ("model",), cure="give --config FILE")
     # Where it lies now, not where it was made.
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
 

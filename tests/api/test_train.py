@@ -259,6 +259,10 @@ def test_the_command_line_goes_on_where_it_can(
     said = capsys.readouterr().err
     assert "the data of this run was handed over by a Python script" in said
     run = swaptrain.train(model=language, data=words, dir=tmp_path / "b", **COMMON)
+    with pytest.raises(swaptrain.ConfigError, match=r"data\.python of .* code is not taken from"):
+        swaptrain.open(tmp_path / "b", model=language).evaluate(words())
+    again = swaptrain.open(tmp_path / "b", model=language, data=words)
+    assert again.evaluate(words()) == run.evaluate(words())
     assert main(["--config", str(tmp_path / "b" / "config.yaml"), "train.steps=5"]) == 0
     assert run.step == 5
 

@@ -88,16 +88,16 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(command) == 2
     assert "there is no held-out data" in capsys.readouterr().err
     keys = ["eval.python=tests.support.datasets:text", "eval.every=1", "eval.batches=2"]
-    assert main(["eval", str(tmp_path / "run"), *keys]) == 0
-    by_run = capsys.readouterr().out.splitlines()[-1].rpartition("|")[0]
+    assert main(["eval", str(tmp_path / "run"), *keys]) == 2
+    said = capsys.readouterr().err
+    assert "data.python of" in said and "code is not taken from a run directory" in said
     assert main(["eval", *keys]) == 2
     assert "give one of RUN and --config FILE" in capsys.readouterr().err
-    assert main(["eval", str(tmp_path / "run"), "--data", "none.txt"]) == 2
+    assert main([*command, "--data", "none.txt"]) == 2
     assert "--data none.txt: there is no such file" in capsys.readouterr().err
     assert main([*command, *keys]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[-1].startswith("step 2 | eval ") and "perplexity" in out[-1]
-    assert out[-1].rpartition("|")[0] == by_run
     assert "4 items" in out[-1]
 
 
@@ -165,7 +165,7 @@ def test_what_a_killed_one_left_is_replaced(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_files_are_evaluated_whole(tmp_path: Path) -> None:
+def test_files_are_evaluated_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the eval section names; their kind is told by their names."""
     tree = {"model": {"hf": LLAMA | {"vocab_size": 257}}, "train": {"steps": 1}}
     words = tmp_path / "words.txt"
@@ -175,6 +175,8 @@ def test_files_are_evaluated_whole(tmp_path: Path) -> None:
     trained(config)
     found = evaluate_run(with_held_out(config, [str(words)]))
     assert found.items == (len(words.read_text()) + 1) // 16
+    assert main(["eval", str(config.run.dir), "--data", str(words)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(found.line().rpartition(" | ")[0])
     assert 0 <= found.found.scalars["accuracy"] <= 1
     assert not (config.run.dir / "data" / "eval.json").exists()
     for files, said in ((["a.txt", "b.jsonl"], "one kind"), (["model"], "one kind")):
