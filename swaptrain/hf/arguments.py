@@ -57,6 +57,7 @@ MAPPED = {
     "load_best_model_at_end": "the final model is that of the best `checkpoint-N`",
     "metric_for_best_model": "`loss`",
     "greater_is_better": "false",
+    "disable_tqdm": "true: nothing is printed",
     "resume_from_checkpoint": "true: as without it, the run goes on by itself",
 }
 """Arguments that are carried out, and by what."""
@@ -64,7 +65,7 @@ MAPPED = {
 FREE = {
     **dict.fromkeys(
         (
-            *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm"),
+            *("log_level", "log_level_replica", "log_on_each_node"),
             *("logging_nan_inf_filter", "length_column_name"),
         ),
         "how the Trainer's own loop speaks",

@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,21 +137,23 @@ def train(
         config = configured(tree, None, {})
         logs = frequency_of(args.logging_strategy, args.logging_steps, shape, last)
         history = History(shape, logs, args.logging_first_step, last)
-        output = Output(args, history, saves, processing, lora is not None, print)
-        _carry_out(config, output, evaluates)
+        note = (lambda _: None) if args.disable_tqdm else print
+        output = Output(args, history, saves, processing, lora is not None, note)
+        _carry_out(config, output, evaluates, quiet=bool(args.disable_tqdm))
     return Run(config, given)
 
 
-def _carry_out(config: Config, output: Output, evaluates: Frequency) -> None:
+def _carry_out(config: Config, output: Output, evaluates: Frequency, *, quiet: bool) -> None:
     """Train what is left to train, and write what is left to write."""
     from swaptrain.verbs.evaluate import evaluate_run
     from swaptrain.verbs.train import train as train_run
 
     last = output.history.last
-    progress = progress_of(config.memory.host, quiet=False)
+    shows = partial(progress_of, config.memory.host, quiet=quiet)
+    note: Callable[[str], None] = (lambda _: None) if quiet else print
     try:
         # Behind its first instructions everything of the step before is there.
-        train_run(config, observe=lambda step, _: output.write_due(step - 1), progress=progress)
+        train_run(config, observe=lambda step, _: output.write_due(step - 1), progress=shows())
     except StoppedBySignal as stop:
         if stop.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None
@@ -159,7 +162,7 @@ def _carry_out(config: Config, output: Output, evaluates: Frequency) -> None:
         return
     evaluation = None
     if evaluates.strategy != "no" and not evaluates.due(last):
-        evaluation = evaluate_run(config).found.row()
+        evaluation = evaluate_run(config, None, note, shows).found.row()
     output.write_last(evaluation)
 
 
