@@ -347,9 +347,11 @@ def test_a_killed_script_goes_on(tmp_path: Path) -> None:
             """
         )
     )
-    killed = subprocess.run([sys.executable, str(script), "kill"], check=False)
+    command = [sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run([*command, "kill"], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert done.stdout == b"4\n"
     plain = swaptrain.train(model=lambda: Net(), data=items(), dir=tmp_path / "b", **COMMON)
     assert_same_bits(weights(swaptrain.open(tmp_path / "a")), weights(plain))
