@@ -114,8 +114,7 @@ def test_a_directory_with_other_things_takes_a_run(
     assert "tokenising" in (said := capsys.readouterr().out) and said.count("tokenising") == 1
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("deleted", ["lock", "all but the data"])
+@pytest.mark.parametrize("deleted", proof_but(["lock", "all but the data"], whole=["lock"]))
 def test_a_run_without_its_lock_is_a_run(deleted: str, tmp_path: Path) -> None:
     """Its store says so; what a refused start left of the data is no obstacle either."""
     command, run_dir = job(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.matrix import proof_but
 from tests.support.serving import Server
 from tests.whole.test_kill import CLIPPED, EVALUATED, GPT, MODES, TREES
 
@@ -37,10 +38,12 @@ def stops(server: Server, folder: Path, mode: str, positions: list[int]) -> list
     return found
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize(
     ("mode", "positions"),
-    [("clipped", [79, 160]), ("trees-clipped-evaluated", [141, 217])],
+    proof_but(
+        [("clipped", [79, 160]), ("trees-clipped-evaluated", [141, 217])],
+        whole=[("clipped", [79, 160])],
+    ),
     ids=["clipped", "trees"],
 )
 def test_a_signal_changes_no_bit(

@@ -45,7 +45,9 @@ def kept(run_dir: Path) -> dict[str, bytes]:
     return {str(p.relative_to(run_dir)): p.read_bytes() for p in names if "data" not in p.parts}
 
 
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16")))
+@pytest.mark.parametrize(
+    "settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16", "adapters"))
+)
 def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
     """Bit for bit, of a run without held-out data too; afterwards nothing is another."""
     watched = rows(trained(job(tmp_path / "watched", settings)))
@@ -120,7 +122,9 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
     assert evaluate_run(job(tmp_path / "run")).step == 2
 
 
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused", whole=("clipped", "adapters")))
+@pytest.mark.parametrize(
+    "settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16", "adapters"))
+)
 def test_a_snapshot_is_evaluated(settings: str, tmp_path: Path) -> None:
     """With the loss of its step, and while the run trains on; what is not there is named."""
     more = {"store": {**SETTINGS[settings].get("store", {}), "keep": {"every": 1, "last": 2}}}
@@ -186,7 +190,7 @@ def test_files_are_evaluated_whole(tmp_path: Path, capsys: pytest.CaptureFixture
         evaluate_run(with_held_out(config, [str(tmp_path / "none*.txt")]))
 
 
-@pytest.mark.parametrize("settings", proof_but(["fused", "trees"]))
+@pytest.mark.parametrize("settings", proof_but(["fused", "trees"], whole=["trees"]))
 def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Path) -> None:
     """In the line of step 1 alone, where nothing switches it off; the steps stay what they are."""
     begun = job(tmp_path / "begun", settings, steps=0)

@@ -93,7 +93,15 @@ def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any
     return server.ask("tests.support.killing", **plan)
 
 
-BY_HAND = {"lora-nf4", "two-repeated-clipped", "parts-trees", "batch-norm-clipped", "trees-clipped"}
+BY_HAND = {
+    "lora",
+    "two-repeated",
+    "lora-nf4",
+    "two-repeated-clipped",
+    "parts-trees",
+    "batch-norm-clipped",
+    "trees-clipped",
+}
 """Modes whose halves are killed in modes of their own; scripts/proof/chaos.py kills them too."""
 
 
