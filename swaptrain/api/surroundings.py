@@ -34,7 +34,8 @@ def restored() -> Iterator[None]:
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    modes: Any = torch.utils.deterministic  # torch gives its attribute no type
+    filled = modes.fill_uninitialized_memory
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -44,7 +45,7 @@ def restored() -> Iterator[None]:
         _restore_libraries(libraries, environment)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        modes.fill_uninitialized_memory = filled
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])

@@ -13,7 +13,7 @@ from swaptrain.errors import NotFiniteError
 
 __all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "held_out_loss", "mean_loss"]
 __all__ += ["step_loss"]
-__all__ += ["total_norm"]
+__all__ += ["total_norm", "weighted_mean"]
 
 
 class GradientNorms:
@@ -134,9 +134,18 @@ def held_out_loss(losses: Sequence[float], items: Sequence[int], *, summed: bool
     """
     if summed:
         return _sum(losses)
-    if len(set(items)) <= 1:
-        return mean_loss(losses)
-    return _sum([loss * own for loss, own in zip(losses, items, strict=True)]) / sum(items)
+    return weighted_mean(losses, items)
+
+
+def weighted_mean(numbers: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the mean of numbers in float64, in their order, each as often as its share says.
+
+    A number whose share is 0 does not count, whatever it is.
+    """
+    if len(set(shares)) <= 1:
+        return mean_loss(numbers)
+    parts = [number * own for number, own in zip(numbers, shares, strict=True) if own]
+    return _sum(parts) / _sum(shares)
 
 
 def mean_loss(losses: Sequence[float]) -> float:

@@ -154,6 +154,8 @@ def _moved(config: Config, there: Path, steps: int) -> Config:
         update={
             "run": config.run.model_copy(update={"dir": there, "trace": 0}),
             "store": config.store.model_copy(update=store),
-            "train": config.train.model_copy(update={"steps": steps, "epochs": None}),
+            "train": config.train.model_copy(
+                update={"steps": steps, "epochs": None, "report_to": ()}
+            ),
         }
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -86,8 +87,8 @@ def _accuracy(captured: fx.GraphModule, nodes: list[fx.Node]) -> tuple[fx.Node, 
     source, dim = _source(logits)
     with captured.graph.inserting_before(_pack(captured)):
 
-        def call(operation: object, *args: object) -> fx.Node:
-            return captured.graph.call_function(operation, args)  # type: ignore[arg-type]
+        def call(operation: Callable[..., Any], *args: Any) -> fx.Node:
+            return captured.graph.call_function(operation, args)
 
         first = call(_aten.argmax.default, source, dim)
         first = call(_aten.reshape.default, first, list(target.meta["val"].shape))

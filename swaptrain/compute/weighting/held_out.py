@@ -11,7 +11,7 @@ from swaptrain.capture.captured import Captured
 from swaptrain.capture.inputs.casts import cast_as_captured
 from swaptrain.capture.losses.counting import Counter
 from swaptrain.capture.losses.weighting import StepWeights, held_out_weights
-from swaptrain.compute.gradient_norms import held_out_loss
+from swaptrain.compute.gradient_norms import held_out_loss, weighted_mean
 from swaptrain.data.batches import Batches
 from swaptrain.errors import RunError
 from swaptrain.observe.eval_result import EvalResult
@@ -81,8 +81,7 @@ class HeldOutWeights:
         if self._weights is not None and all(len(counts) == 1 for counts in self._counts):
             shares = [counts[0] for counts in self._counts]
         scalars = {
-            name: sum(s * found[name] for s, found in zip(shares, by_name, strict=True) if s)
-            / sum(shares)
+            name: weighted_mean([found[name] for found in by_name], shares)
             for name in by_name[0]
             if all(name in found for found in by_name)
         }
