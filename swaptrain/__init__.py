@@ -18,6 +18,7 @@ from swaptrain.errors import (
     ConfigError,
     DamagedStoreError,
     NotFiniteError,
+    Problem,
     RunError,
     StoppedBySignal,
     SwaptrainError,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from swaptrain.api.train import plan, train
 
 __all__ = ["BudgetError", "CaptureError", "ConfigError", "DamagedStoreError", "NotFiniteError"]
-__all__ += ["Run", "RunError", "StoppedBySignal", "SwaptrainError", "open", "plan", "train"]
+__all__ += ["Problem", "Run", "RunError", "StoppedBySignal", "SwaptrainError", "open", "plan"]
+__all__ += ["train"]
 
 __version__ = "0.1.0"
 

@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "DamagedStoreError",
     "NotFiniteError",
+    "Problem",
     "RunError",
     "StoppedBySignal",
     "SwaptrainError",
@@ -24,10 +25,26 @@ class SwaptrainError(Exception):
     exit_code = 1
 
 
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a config."""
+
+    key: str
+    """With dots, such as memory.host; empty where a check is over several keys."""
+    message: str
+    place: str = ""
+    """Where the key was written: `line 4`, `command line`, `argument`."""
+
+
 class ConfigError(SwaptrainError):
     """The config or the input is wrong; nothing was touched."""
 
     exit_code = 2
+
+    def __init__(self, *said: object, problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(*said)
+        self.problems = problems
+        """Of a config, each by itself; empty where the message is about something else."""
 
 
 class CaptureError(ConfigError):
@@ -37,15 +54,34 @@ class CaptureError(ConfigError):
 class BudgetError(ConfigError):
     """A budget cannot work; the message says which key to set to what."""
 
+    def __init__(self, *said: object, key: str = "memory.host", enough: str | None = None) -> None:
+        super().__init__(*said)
+        self.key = key
+        """The key that is too small, or too large."""
+        self.enough = enough
+        """A value of it with which the run would be planned; None: it is not known."""
+
 
 class RunError(SwaptrainError):
     """The run failed and can be resumed: disk full, I/O error, a loss that is not finite."""
 
     exit_code = 1
 
+    def __init__(self, *said: object, path: Path | None = None, errno: int | None = None) -> None:
+        super().__init__(*said)
+        self.path = path
+        """The file that could not be read or written."""
+        self.errno = errno
+        """What the operating system said of it."""
+
 
 class NotFiniteError(RunError):
     """A loss or a gradient is not finite: the run would meet it again."""
+
+    def __init__(self, *said: object, step: int = 0) -> None:
+        super().__init__(*said)
+        self.step = step
+        """The step, from 1, of which nothing was kept."""
 
 
 @dataclass(frozen=True)
@@ -99,4 +135,5 @@ class StoppedBySignal(SwaptrainError):
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number

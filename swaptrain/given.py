@@ -19,12 +19,13 @@ _functions: dict[str, Callable[..., Any]] = {}
 @contextmanager
 def handed_over(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Let a config find these functions under `swaptrain.given:NAME` while the block runs."""
-    before = dict(_functions)
+    before = {name: _functions[name] for name in functions if name in _functions}
     _functions.update(functions)
     try:
         yield
     finally:
-        _functions.clear()
+        for name in functions:
+            _functions.pop(name, None)
         _functions.update(before)
 
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from swaptrain.api.written_data import WrittenData, documents_of, is_text_rows, rows_of
 from swaptrain.errors import ConfigError
 from swaptrain.given import PREFIX
-from swaptrain.store.disk.durable_files import write_aside
-from swaptrain.store.paths import ASIDE, RunPaths
 from swaptrain.units import MIB, format_size
 from swaptrain.verbs.evaluate import source_of
 
@@ -25,10 +20,6 @@ __all__ = ["BatchesOfStep", "HandedOver", "use_collate", "use_data", "use_model"
 
 _MOST_INSTANCE_BYTES = 512 * MIB
 """Of the weights of a module that exists: it stays in memory, and is copied to begin the run."""
-_MOST_FILES = 10_000
-"""Of texts that become documents, each in a file."""
-_ROWS = ("messages", "conversations", "prompt", "instruction", "text")
-"""Columns by which rows are told from tensors."""
 
 
 @dataclass
@@ -39,6 +30,8 @@ class HandedOver:
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     batches: BatchesOfStep | None = None
     """That have to be told how many micro-batches a step has."""
+    files: list[WrittenData] = field(default_factory=list)
+    """Texts and rows that have to be written before a run can read them."""
 
     def name(self, key: str, function: Callable[..., Any], place: str) -> None:
         """Set a key to a function: by the name that a process can import, else by its place."""
@@ -71,7 +64,8 @@ def use_model(given: HandedOver, model: Any) -> None:
                 f"model: this {name} holds {format_size(nbytes)} in memory already: give a "
                 f"function that makes it, model=lambda: {name}(...), which is called without memory"
             )
-        given.name("model.python", lambda: copy.deepcopy(model), "model")
+        _check_hooks(model)
+        given.name("model.python", lambda: _copied(model), "model")
     elif callable(model):
         given.name("model.python", model, "model")
     else:
@@ -82,25 +76,32 @@ def use_model(given: HandedOver, model: Any) -> None:
 
 
 def use_data(
-    given: HandedOver, data: Any, section: str, run_dir: Path, *, tokenizer: str | None
+    given: HandedOver,
+    data: Any,
+    section: str,
+    folder: Path,
+    *,
+    tokenizer: str | None,
+    collates: bool = False,
 ) -> None:
     """Take data for `data` or `eval`: files, rows, texts, a dataset, or a function.
 
-    Rows and texts are written to RUN/data, under a name of their content; texts are rows where
-    there is a `tokenizer`, else documents of bytes. Raises ConfigError.
+    Rows and texts become `given.files` in `folder`; texts are rows where there is a `tokenizer`,
+    else documents of bytes. `collates`: a function gets the items as they are. Raises ConfigError.
     """
     if data is None:
         return
     argument = "data" if section == "data" else "eval"
     if isinstance(data, str | Path):
         given.keys[f"{section}.{source_of([str(data)], argument)}"] = [str(data)]
-    elif _is_text_rows(data) and tokenizer in (None, "bytes") and isinstance(data[0], str):
-        given.keys[f"{section}.text"] = [str(_documents(data, section, run_dir))]
-    elif _is_text_rows(data):
-        given.keys[f"{section}.chat"] = [str(_written(data, section, run_dir))]
+    elif is_text_rows(data) and not collates:
+        is_text = tokenizer in (None, "bytes") and isinstance(data[0], str)
+        made = (documents_of if is_text else rows_of)(data, section, folder)
+        given.files.append(made)
+        given.keys[f"{section}.{'text' if is_text else 'chat'}"] = [made.pattern]
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        rows = _Items(data)
-        given.name(f"{section}.python", lambda: rows, section)
+        items = data if collates else _Items(data, argument)
+        given.name(f"{section}.python", lambda: items, section)
     elif callable(data):
         wanted = [
             p
@@ -141,65 +142,34 @@ def _own_name(function: Callable[..., Any]) -> str | None:
     return f"{module}:{name}" if found is function else None
 
 
-def _is_text_rows(data: Any) -> bool:
-    """Whether these are texts, or rows that the chat reader takes."""
-    columns = getattr(data, "column_names", None)
-    if isinstance(columns, list):
-        return any(name in columns for name in _ROWS)
-    if not isinstance(data, Sequence) or isinstance(data, str | bytes) or not len(data):
-        return False
-    first = data[0]
-    return isinstance(first, str) or (
-        isinstance(first, Mapping)
-        and any(isinstance(first.get(name), str | list) for name in _ROWS)
-    )
-
-
-def _written(rows: Iterable[Any], section: str, run_dir: Path) -> Path:
-    """Write rows as JSON Lines under a name of their content; return the path."""
-    lines = []
-    for number, row in enumerate(rows, 1):
-        value = {"text": row} if isinstance(row, str) else row
-        try:
-            lines.append(json.dumps(value, ensure_ascii=False))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{section}: row {number} is no text or JSON: {error}") from error
-    content = "".join(f"{line}\n" for line in lines).encode()
-    path = _named(section, content, run_dir).with_suffix(".jsonl")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(path, content)
-    return path
-
-
-def _documents(texts: Sequence[str], section: str, run_dir: Path) -> Path:
-    """Write each text to a file of its own; return the glob of all."""
-    if len(texts) > _MOST_FILES:
+def _check_hooks(module: Any) -> None:
+    """Raise ConfigError for hooks of parameters, which a copy would not have."""
+    hooked = [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+    if hooked:
         raise ConfigError(
-            f"{section}: these are {len(texts):,} texts, and no tokenizer is given: give "
-            "tokenizer=DIR, or write them to files and give their glob"
+            f"model: {', '.join(hooked[:4])} has hooks, of which a copy of the module has none: "
+            "remove them"
         )
-    folder = _named(section, json.dumps(list(texts)).encode(), run_dir)
-    if not folder.exists():
-        aside = folder.with_name(f"{folder.name}{ASIDE}")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        for number, text in enumerate(texts):
-            (aside / f"{number:05d}.txt").write_text(text, encoding="utf-8", newline="")
-        aside.replace(folder)
-    return folder / "*.txt"
 
 
-def _named(section: str, content: bytes, run_dir: Path) -> Path:
-    folder = RunPaths(run_dir.absolute()).data
-    return folder / f"given-{section}-{xxhash.xxh3_64_hexdigest(content)}"
+def _copied(module: Any) -> Any:
+    """Return a copy of a module; parameters keep their attributes, which deepcopy leaves out."""
+    copied = copy.deepcopy(module)
+    twins = zip(module.parameters(), copied.parameters(), strict=True)
+    for own, twin in twins:
+        twin.__dict__.update(own.__dict__)
+    return copied
 
 
 class _Items:
     """A dataset whose items may hold numbers, lists and arrays: they become tensors."""
 
-    def __init__(self, data: Any) -> None:
-        self.data = data
+    def __init__(self, data: Any, argument: str) -> None:
+        self.data, self._argument = data, argument
         if hasattr(data, "set_epoch"):
             self.set_epoch = data.set_epoch
 
@@ -212,10 +182,15 @@ class _Items:
         item = self.data[index]
         if not isinstance(item, Mapping):
             return item
+        texts = [str(key) for key, value in item.items() if isinstance(value, str)]
+        if texts:
+            raise ConfigError(
+                f"{self._argument}: item {index} has text in {', '.join(texts)}: leave that out, "
+                "or give collate"
+            )
         return {
             key: value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
             for key, value in item.items()
-            if not isinstance(value, str)
         }
 
 
@@ -248,14 +223,23 @@ class BatchesOfStep:
 
     def _made(self, step: int, micro_batch: int) -> Mapping[str, Any]:
         if self._at != (step, micro_batch):
-            self._batch, self._at = self.function(step, micro_batch), (step, micro_batch)
+            self._batch = self._tensors(self.function(step, micro_batch))
+            self._at = step, micro_batch
         return self._batch
 
-    def _size(self, batch: Any) -> int:
+    def _tensors(self, batch: Any) -> Mapping[str, Any]:
+        import torch
+
         if not isinstance(batch, Mapping) or not batch:
             raise ConfigError(
                 f"data: the function returned {type(batch).__name__}; a batch is a dict of tensors"
             )
+        try:
+            return {key: torch.as_tensor(value) for key, value in batch.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"data: a batch of the function is no tensors: {error}") from error
+
+    def _size(self, batch: Mapping[str, Any]) -> int:
         sizes = {key: len(value) if value.ndim else None for key, value in batch.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
             raise ConfigError(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from swaptrain.api.objects import HandedOver, use_data
 from swaptrain.api.progress import progress_of
 from swaptrain.api.settings import configured
 from swaptrain.api.surroundings import restored
+from swaptrain.api.written_data import written
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.given import handed_over
@@ -27,9 +29,17 @@ class Run:
     `swaptrain.open(dir, model=...)` was given.
     """
 
-    def __init__(self, config: Config, given: HandedOver, *, is_own: bool = True) -> None:
-        """Take the config; `is_own`: it is the script's, and not only what the directory says."""
-        self._config, self._given, self._is_own = config, given, is_own
+    def __init__(
+        self, config: Config, given: HandedOver, *, is_own: bool = True, held_out: Any = None
+    ) -> None:
+        """Take the config; `is_own`: it is the script's, and not only what the directory says.
+
+        `held_out` is what `evaluate` takes where it is given no data.
+        """
+        # The script may go to another directory meanwhile.
+        run = config.run.model_copy(update={"dir": config.run.dir.absolute()})
+        self._config = config.model_copy(update={"run": run})
+        self._given, self._is_own, self._held_out = given, is_own, held_out
 
     def __repr__(self) -> str:
         """Return where it lies and how far it is."""
@@ -140,20 +150,31 @@ class Run:
 
         given = HandedOver(dict(self._given.keys), dict(self._given.functions))
         config = self._config
-        if data is not None:
-            own = dict.fromkeys(("text", "chat", "tokens", "python"))
-            tree = self.config
-            tree["eval"] = {**(tree["eval"] or {"every": 1}), **own, "kwargs": {}, "batches": "all"}
-            tree["data"]["held_out"] = None
-            tokenizer = str(self._config.data.tokenizer)
-            use_data(given, data, "eval", self.dir, tokenizer=tokenizer)
-            config = configured(tree, {}, given.keys)
-        if overrides:
-            config = configured(config.to_tree(), overrides, {})
-        self._check_code(config, ("model", "data", "eval"), given)
-        with restored(), handed_over(given.functions):
-            quiet = partial(progress_of, config.memory.host, quiet=True)
-            return evaluate_run(config, step, _silent, quiet).found
+        data = self._held_out if data is None else data
+        with TemporaryDirectory(prefix="swaptrain-eval-") as folder:
+            if data is not None:
+                for key in [key for key in given.keys if key.startswith("eval.")]:
+                    del given.keys[key]
+                tree = self.config
+                none = dict.fromkeys(("text", "chat", "tokens", "python"))
+                kept = {**(tree["eval"] or {"every": 1}), **none, "kwargs": {}, "batches": "all"}
+                tree["eval"], tree["data"]["held_out"] = kept, None
+                use_data(
+                    given,
+                    data,
+                    "eval",
+                    Path(folder),
+                    tokenizer=str(config.data.tokenizer),
+                    collates=config.data.collate is not None,
+                )
+                config = configured(tree, {}, given.keys)
+            if overrides:
+                config = configured(config.to_tree(), overrides, {})
+            self._check_code(config, ("model", "data", "eval"), given)
+            files = [*self._given.files, *given.files]
+            with restored(), handed_over(given.functions), written(files):
+                quiet = partial(progress_of, config.memory.host, quiet=True)
+                return evaluate_run(config, step, _silent, quiet).found
 
     def generate(
         self,

@@ -12,7 +12,7 @@ from swaptrain.config.schema import Config
 from swaptrain.config.yaml_text import Tree, read_yaml
 from swaptrain.errors import ConfigError
 
-__all__ = ["KEYS", "configured"]
+__all__ = ["KEYS", "configured", "merged", "value_of"]
 
 KEYS = {
     "base": "model.base",
@@ -44,6 +44,16 @@ def configured(
 
     An argument that is None counts as not given. Raises ConfigError with every problem at once.
     """
+    tree, source = merged(config, overrides, arguments)
+    return config_of(tree, source)
+
+
+def merged(
+    config: str | Path | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+) -> tuple[Tree, str]:
+    """Return what `configured` checks, and what messages call it; raises ConfigError."""
     if isinstance(config, str | Path):
         tree, source = read_yaml(Path(config), advice="give a YAML file, or a mapping"), str(config)
     else:
@@ -53,7 +63,15 @@ def configured(
     given = {KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
     for key, value in {**given, **(overrides or {})}.items():
         _set(tree, key, _plain(value))
-    return config_of(tree, source)
+    return tree, source
+
+
+def value_of(tree: Tree, key: str) -> Any:
+    """Return what is under a dotted key of values that are not checked; None: nothing."""
+    found: Any = tree.values
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _set(tree: Tree, key: str, value: Any) -> None:

@@ -6,10 +6,12 @@ import gc
 import os
 import random
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.machine.torch_settings import set_up_torch
 
 __all__ = ["restored"]
@@ -18,13 +20,54 @@ _WARNING = 30
 """transformers' own verbosity, where it was not imported before."""
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""What a run sets is the process's: held by the thread that trains, evaluates or exports."""
+
+
 @contextmanager
 def restored() -> Iterator[None]:
     """Give back threads, environment, import path, random states and libraries' modes.
 
     The allocator's settings stay, which change when memory is returned to the system and nothing
-    else. Signal handlers are given back by the run itself.
+    else. Signal handlers are given back by the run itself. Raises RunError where another thread is
+    inside, ConfigError inside a mode of torch that would change what a run computes.
     """
+    _check_modes()
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise RunError(
+            "another thread of this process trains, evaluates or exports with swaptrain: wait for "
+            "it, or use another process"
+        )
+    try:
+        with _restored():
+            yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+def _check_modes() -> None:
+    if "torch" not in sys.modules:  # it takes settings of the environment when it is imported
+        return
+    import torch
+
+    modes = {
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
+        "torch.autocast": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+        f"torch.device({str(torch.get_default_device())!r}) as the default device": (
+            torch.get_default_device().type != "cpu"
+        ),
+        f"torch.set_default_dtype({torch.get_default_dtype()})": (
+            torch.get_default_dtype() != torch.float32
+        ),
+    }
+    if found := [name for name, is_on in modes.items() if is_on]:
+        raise ConfigError(
+            f"{' and '.join(found)} would change what a run computes: call swaptrain outside of it"
+        )
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
     environment, path = dict(os.environ), list(sys.path)
     libraries = _library_modes()
     set_up_torch()
@@ -37,12 +80,16 @@ def restored() -> Iterator[None]:
     modes: Any = torch.utils.deterministic  # torch gives its attribute no type
     filled = modes.fill_uninitialized_memory
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    differentiates, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    torch.set_grad_enabled(True)
     try:
         yield
     finally:
         _restore_environment(environment)
         sys.path[:] = path
         _restore_libraries(libraries, environment)
+        torch.set_grad_enabled(differentiates)
+        torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         modes.fill_uninitialized_memory = filled

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from swaptrain.api.objects import HandedOver, use_collate, use_data, use_model
 from swaptrain.api.progress import progress_of
 from swaptrain.api.run import Run
-from swaptrain.api.settings import configured
+from swaptrain.api.settings import configured, merged, value_of
 from swaptrain.api.surroundings import restored
+from swaptrain.api.written_data import is_text_rows, written
 from swaptrain.config.load import load_config
+from swaptrain.config.paths import cached_model, expand_path, written_path
 from swaptrain.config.schema import Config
+from swaptrain.config.yaml_text import Tree
 from swaptrain.errors import ConfigError, StoppedBySignal
 from swaptrain.given import handed_over
 from swaptrain.store.paths import RunPaths
@@ -21,6 +25,11 @@ from swaptrain.store.paths import RunPaths
 __all__ = ["open_run_dir", "plan", "train"]
 
 Rows = Callable[[dict[str, Any]], object]
+
+_EVERY = 100
+"""Steps between evaluations, where data is given for them and nothing says when."""
+_MOST_BYTES_OF_WORDS = 514
+"""A vocabulary up to twice that of bytes is taken for one of bytes."""
 
 
 def train(
@@ -83,12 +92,12 @@ def train(
         for name, value in locals().items()
         if name in _ARGUMENTS and name not in ("config", "overrides")
     }
-    given, full = _prepared(config, overrides, model, data, eval, collate, dir, arguments)
+    given, full = _prepared(config, overrides, model, data, eval, collate, arguments)
     from swaptrain.verbs.listener import Listener
     from swaptrain.verbs.train import train as train_run
 
     listener = Listener(on_step, on_eval, on_commit)
-    with restored(), handed_over(given.functions):
+    with restored(), handed_over(given.functions), written(given.files):
         try:
             train_run(
                 full,
@@ -128,24 +137,35 @@ def plan(
     unknown = arguments.keys() - _ARGUMENTS
     if unknown:
         raise ConfigError(f"plan has no argument {', '.join(sorted(unknown))}")
-    given, full = _prepared(config, overrides, model, data, eval, collate, dir, arguments)
+    arguments["dir"] = dir
     from swaptrain.verbs.plan import plan as plan_run
     from swaptrain.verbs.plan_table import show
 
-    with restored(), handed_over(given.functions):
-        report = plan_run(full)
+    with TemporaryDirectory(prefix="swaptrain-plan-") as folder:
+        given, full = _prepared(
+            config, overrides, model, data, eval, collate, arguments, Path(folder)
+        )
+        with restored(), handed_over(given.functions), written(given.files):
+            report = plan_run(full)
     if not quiet:
         show(report, full)
     return report
 
 
-def open_run_dir(dir: str | Path, *, model: Any = None, data: Any = None, eval: Any = None) -> Run:
+def open_run_dir(
+    dir: str | Path,
+    *,
+    model: Any = None,
+    data: Any = None,
+    eval: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Run:
     """Return a run that exists, as `train` returned it; raises ConfigError where there is none.
 
-    `model`, `data` and `eval` are what `train` was given, where a function makes them: code is not
-    taken from a run directory, which may be somebody else's.
+    `model`, `data`, `eval` and `collate` are what `train` was given, where a function makes them:
+    code is not taken from a run directory, which may be somebody else's.
     """
-    paths = RunPaths(Path(dir))
+    paths = RunPaths(Path(_expanded(str(dir), "dir")).absolute())
     if not paths.config.exists():
         raise ConfigError(f"{dir} is not a run directory: it has no config.yaml")
     config = load_config(paths.config)
@@ -153,15 +173,22 @@ def open_run_dir(dir: str | Path, *, model: Any = None, data: Any = None, eval: 
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": paths.run_dir})})
     given = HandedOver()
     use_model(given, model)
-    tokenizer = str(config.data.tokenizer)
-    use_data(given, data, "data", paths.run_dir, tokenizer=tokenizer)
-    use_data(given, eval, "eval", paths.run_dir, tokenizer=tokenizer)
+    use_data(
+        given,
+        data,
+        "data",
+        paths.data,
+        tokenizer=str(config.data.tokenizer),
+        collates=collate is not None or config.data.collate is not None,
+    )
+    use_collate(given, collate)
     if given.keys:
-        config = configured(config.to_tree(), {}, given.keys)
-    if given.batches is not None:
-        given.batches.micro_batches = config.data.micro_batches
-        given.batches.steps = max(1, config.train.last_step)
-    return Run(config, given, is_own=False)
+        tree = config.to_tree()
+        if data is not None:
+            tree["data"] |= {**dict.fromkeys(("text", "chat", "tokens", "python")), "kwargs": {}}
+        config = configured(tree, {}, given.keys)
+    _tell_batches(given, config)
+    return Run(config, given, is_own=False, held_out=eval)
 
 
 _ARGUMENTS = frozenset(
@@ -180,61 +207,91 @@ def _prepared(
     data: Any,
     eval: Any,
     collate: Callable[[list[Any]], Any] | None,
-    dir: str | Path | None,
     arguments: Mapping[str, Any],
+    folder: Path | None = None,
 ) -> tuple[HandedOver, Config]:
-    """Return the objects of a call, and the config that names them."""
+    """Return the objects of a call, and the config that names them; nothing is written.
+
+    Texts and rows are to be written to `folder`, or to the run's own.
+    """
     given = HandedOver()
     use_model(given, model)
-    run_dir = Path(dir) if dir is not None else _run_dir(config, overrides)
-    named = dict(arguments)
-    tokenizer = _tokenizer(config, overrides, named.get("tokenizer"), model)
-    named["tokenizer"] = tokenizer
-    use_data(given, data, "data", run_dir, tokenizer=tokenizer)
-    use_data(given, eval, "eval", run_dir, tokenizer=tokenizer)
     use_collate(given, collate)
+    named = dict(arguments)
     if isinstance(named.get("optimizer"), str):
         named["optimizer"] = {"name": named["optimizer"]}
-    if eval is not None and named.get("eval_every") is None:
-        named["eval_every"] = (overrides or {}).get("eval.every", 100)
-    full = configured(config, overrides, {**given.keys, **named, "dir": dir})
-    if given.batches is not None:
-        given.batches.micro_batches = full.data.micro_batches
-        given.batches.steps = max(1, full.train.last_step)
-        if full.data.micro_batch != given.batches.items:
-            raise ConfigError(
-                f"micro_batch is {full.data.micro_batch}, and the batches of data have "
-                f"{given.batches.items} items: leave it out"
-            )
+    tree, _ = merged(config, overrides, {**given.keys, **named})
+    if folder is None:
+        folder = RunPaths(_run_dir(tree)).data
+    if named.get("tokenizer") is None and value_of(tree, "data.tokenizer") is None:
+        named["tokenizer"] = _tokenizer(tree, (data, eval))
+    tokenizer = value_of(tree, "data.tokenizer") or named.get("tokenizer")
+    for section, source in (("data", data), ("eval", eval)):
+        use_data(
+            given,
+            source,
+            section,
+            folder,
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            collates=value_of(tree, "data.collate") is not None,
+        )
+    if eval is not None and value_of(tree, "eval.every") is None:
+        named["eval_every"] = _EVERY
+    full = configured(config, overrides, {**given.keys, **named})
+    _tell_batches(given, full)
     return given, full
 
 
-def _tokenizer(
-    config: str | Path | Mapping[str, Any] | None,
-    overrides: Mapping[str, Any] | None,
-    argument: str | Path | None,
-    model: Any,
-) -> str | None:
-    """Return the tokenizer of a call: named anywhere, else that of the model's directory."""
-    found: Any = (overrides or {}).get("data.tokenizer") or argument
-    if found is None and isinstance(config, Mapping):
-        found = (config.get("data") or {}).get("tokenizer")
-    if found is None and isinstance(config, str | Path):
-        found = load_config(Path(config)).data.tokenizer
-    if found is None and isinstance(model, str | Path):
-        found = model if (Path(model) / "tokenizer.json").is_file() else None
-    return None if found is None else str(found)
+def _tell_batches(given: HandedOver, config: Config) -> None:
+    """Tell batches of a function which they are; raises ConfigError where a key says otherwise."""
+    if given.batches is None:
+        return
+    given.batches.micro_batches = config.data.micro_batches
+    given.batches.steps = max(1, config.train.last_step)
+    if config.data.micro_batch != given.batches.items:
+        raise ConfigError(
+            f"micro_batch is {config.data.micro_batch}, and the batches of data have "
+            f"{given.batches.items} items: leave it out"
+        )
+    if config.data.shuffle:
+        raise ConfigError("data.shuffle: batches of a function come as it gives them: leave it out")
 
 
-def _run_dir(
-    config: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any] | None
-) -> Path:
-    """Return where rows of a script are written: the run directory, as far as it is known."""
-    found: Any = (overrides or {}).get("run.dir")
-    if found is None and isinstance(config, Mapping):
-        found = (config.get("run") or {}).get("dir")
-    if found is None and isinstance(config, str | Path):
-        found = load_config(Path(config)).run.dir
+def _run_dir(tree: Tree) -> Path:
+    """Return where a run is to be; raises ConfigError where nothing says it."""
+    found = value_of(tree, "run.dir")
     if found is None:
         raise ConfigError("dir: give the directory of the run, such as dir='runs/mine'")
-    return Path(found)
+    return Path(_expanded(str(found), "dir")).absolute()
+
+
+def _tokenizer(tree: Tree, sources: Sequence[Any]) -> str | None:
+    """Return the tokenizer of the model's directory; None where there is none.
+
+    Raises ConfigError where texts or rows would become bytes of which the model knows nothing.
+    """
+    model = value_of(tree, "model.hf")
+    if isinstance(model, str):
+        directory = Path(cached_model(_expanded(model, "model")))
+        if (directory / "tokenizer.json").is_file():
+            return written_path(str(directory))
+        where = f"{model} has no tokenizer.json"
+    elif isinstance(model, Mapping):
+        words = model.get("vocab_size")
+        if isinstance(words, int) and words <= _MOST_BYTES_OF_WORDS:
+            return None
+        where = "the model's vocabulary is not one of bytes"
+    else:
+        return None
+    if any(map(is_text_rows, sources)):
+        raise ConfigError(
+            f"tokenizer: {where}: give tokenizer=DIR for texts and rows, or tokenizer='bytes'"
+        )
+    return None
+
+
+def _expanded(path: str, argument: str) -> str:
+    try:
+        return expand_path(path)
+    except ValueError as error:
+        raise ConfigError(f"{argument}: {error}") from None

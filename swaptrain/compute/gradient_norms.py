@@ -76,7 +76,8 @@ class GradientNorms:
                 f"step {self._step}: the gradient of {name} (segment {self._segment}) is not "
                 "finite; its segment stays as it was committed last. Look at the data of this "
                 "step; else go back to a snapshot (--from-step, where store.keep made one), or "
-                "start over with --fresh, a lower optimizer.lr or optimizer.clip_norm"
+                "start over with --fresh, a lower optimizer.lr or optimizer.clip_norm",
+                step=self._step,
             )
         self._squares[name] += norm * norm
 

@@ -14,7 +14,7 @@ from swaptrain.config.kinds import ValueKind, describe
 from swaptrain.config.other_tools import elsewhere
 from swaptrain.config.section import key_names, key_of
 from swaptrain.config.yaml_text import KeyPath, Tree
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, Problem
 
 __all__ = ["config_error", "known_keys", "nearest", "section_of"]
 
@@ -69,23 +69,32 @@ def config_error(
     source: str, tree: Tree, details: Sequence[ErrorDetails], root: type[BaseModel]
 ) -> ConfigError:
     """Join all problems that pydantic found into one ConfigError, in the order of the file."""
-    lines = []
+    problems = []
     for detail in details:
         path = detail["loc"]
         text = _message(detail, root)
         # A check over several keys names them itself; a missing key has no place of its own.
         name = ".".join(map(str, path))
         place = _place(path, tree)
-        lines += [f"{place}{name}: {part}" if name else part for part in text.split("\n")]
+        problems += [Problem(name, part, place) for part in text.split("\n")]
+    lines = [_line(problem) for problem in problems]
     if len(lines) == 1:
-        return ConfigError(f"{source}: {lines[0]}")
-    return ConfigError(f"{source}: {len(lines)} problems\n" + "\n".join(f"  {x}" for x in lines))
+        return ConfigError(f"{source}: {lines[0]}", problems=tuple(problems))
+    text = "\n".join(f"  {line}" for line in lines)
+    return ConfigError(f"{source}: {len(lines)} problems\n{text}", problems=tuple(problems))
+
+
+def _line(problem: Problem) -> str:
+    if not problem.key:
+        return problem.message
+    place = f"{problem.place}: " if problem.place else ""
+    return f"{place}{problem.key}: {problem.message}"
 
 
 def _place(path: KeyPath, tree: Tree) -> str:
     if not path or path not in tree.where:
         return ""
-    return f"{tree.where[path]}: "
+    return tree.where[path]
 
 
 def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:

@@ -248,7 +248,8 @@ def _check_size(config: DataSettings, item_bytes: int, most_bytes: int | None) -
         raise BudgetError(
             f"data.micro_batch is {config.micro_batch:,}: its items alone take "
             f"{format_size(nbytes)}, and memory.host is {format_size(most_bytes)}: lower "
-            "data.micro_batch, and raise data.micro_batches for as many items in a step"
+            "data.micro_batch, and raise data.micro_batches for as many items in a step",
+            key="data.micro_batch",
         )
 
 

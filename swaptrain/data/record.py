@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swaptrain.data.corpus import CorpusFile, changed_files
+from swaptrain.data.sketches import is_alike
 from swaptrain.errors import ConfigError
 from swaptrain.store.disk.durable_files import make_directory, run_error, write_aside
 from swaptrain.strict_json import read_json
@@ -31,6 +32,8 @@ class DataRecord:
     files: tuple[CorpusFile, ...] = ()
     items: int = 0
     """Of one epoch; 0 where that is not recorded."""
+    sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of a few items by their number: what `sketch` says of them, to tell other content."""
 
 
 class RunRecord:
@@ -67,7 +70,10 @@ class RunRecord:
     def check(self, data: DataRecord) -> None:
         """Raise ConfigError, naming what changed, if the run began with other data."""
         earlier = self._earlier
-        if not self._refuse or earlier is None or earlier.digest == data.digest:
+        if not self._refuse or earlier is None:
+            return
+        if earlier.digest == data.digest:
+            self._check_content(earlier, data)
             return
         lines = changed_files(earlier.files, data.files)
         if earlier.tokenizer_digest != data.tokenizer_digest:
@@ -86,6 +92,17 @@ class RunRecord:
             + "\nrestore it to go on, or start over with --fresh"
         )
 
+    def _check_content(self, earlier: DataRecord, data: DataRecord) -> None:
+        for number, now in data.sketches.items():
+            before = earlier.sketches.get(number, {})
+            others = [key for key in before if not is_alike(before[key], now.get(key))]
+            if others:
+                raise ConfigError(
+                    f"the data is not what this run began with (recorded in {self.path}): item "
+                    f"{number} has other values in {', '.join(others)}\n"
+                    "restore it to go on, or start over with --fresh"
+                )
+
     def keep(self, data: DataRecord) -> None:
         """Write the record durably, unless it is there already."""
         if self._earlier == data:
@@ -95,6 +112,7 @@ class RunRecord:
             "tokenizer_digest": data.tokenizer_digest,
             "files": [astuple(file) for file in data.files],
             "items": data.items,
+            "sketches": data.sketches,
         }
         make_directory(self.path.parent)
         write_aside(self.path, json.dumps(content).encode())
@@ -110,7 +128,9 @@ class RunRecord:
             items = content.get("items", 0)
             if type(items) is not int or items < 0:
                 raise TypeError("the number of items is none")
-            return DataRecord(*texts, files, items)
+            found = dict(content.get("sketches", {}))
+            kept = {number: dict(of_item) for number, of_item in found.items()}
+            return DataRecord(*texts, files, items, kept)
         except FileNotFoundError:
             return None
         except OSError as error:

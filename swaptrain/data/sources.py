@@ -15,13 +15,14 @@ from swaptrain.data.batches import Batches, Dataset
 from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_files
 from swaptrain.data.documents import NotTextError, check_name
 from swaptrain.data.masking import MaskedTokens, mask_tokens
-from swaptrain.data.packed import PackedTokens
 from swaptrain.data.python_dataset import load_collate, load_dataset
 from swaptrain.data.record import DataRecord, RunRecord
 from swaptrain.data.seeded import CONSTRUCTION_SEED, check_repeatable, seeded
 from swaptrain.data.settings import DataSettings, SourceSettings
+from swaptrain.data.sketches import sketches
 from swaptrain.data.text import tokenised, too_short
 from swaptrain.data.tokenizer import Tokenizer, open_tokenizer
+from swaptrain.data.tokens.packed import PackedTokens
 from swaptrain.data.tokens.token_files import FlatFile, Joined, TokenSource, open_token_file, scan
 from swaptrain.errors import ConfigError
 from swaptrain.units import format_size
@@ -94,7 +95,10 @@ def open_python(
     if collate is not None:
         identity.append(collate)
     digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()
-    return Source(dataset, name, DataRecord(digest), draws=True, collate=function)
+    # And its numbers are other items with each number of steps, but for the first.
+    content = sketches(probe.item, length or 1)
+    record = DataRecord(digest, sketches=content)
+    return Source(dataset, name, record, draws=True, collate=function)
 
 
 def open_text(

@@ -12,7 +12,7 @@ import xxhash
 
 from swaptrain.chat.tokens import special_tokens
 from swaptrain.data.documents import NotTextError, read_document
-from swaptrain.data.special_tokens import hidden, special_names, unknown_token
+from swaptrain.data.tokens.special_tokens import hidden, special_names, unknown_token
 from swaptrain.data.tokens.token_array import Array
 from swaptrain.errors import ConfigError
 

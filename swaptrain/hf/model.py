@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from swaptrain.config.load import parse_config
 from swaptrain.config.paths import written_path
 from swaptrain.config.yaml_text import dump_yaml
 from swaptrain.errors import ConfigError
+from swaptrain.hf.unchanged import check_unchanged
 from swaptrain.models.build import model_factory
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.strict_json import parse_json
@@ -29,6 +31,7 @@ __all__ = ["GivenModel", "given_model"]
 
 _INITIAL = "initial"
 _DIGEST = "swaptrain.json"
+_NOT_MATHEMATICS = {"architectures", "dtype", "transformers_version", "_name_or_path", "use_cache"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ def given_model(model: str | Path | PreTrainedModel, output_dir: Path, *, bf16: 
 
     if isinstance(model, PreTrainedModel):
         _check_weights(model, bf16=bf16)
+        with TemporaryDirectory(prefix="swaptrain-hf-") as folder:
+            config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+            (Path(folder) / "config.json").write_text(
+                json.dumps(config, default=str), encoding="utf-8"
+            )
+            check_unchanged(model, _without_weights(Path(folder)))
         return replace(_described(model, output_dir / _INITIAL), in_memory=model)
     if not isinstance(model, str | Path):
         raise ConfigError(
@@ -145,20 +154,21 @@ def _check_weights(model: PreTrainedModel, *, bf16: bool) -> None:
 
 def _write(model: PreTrainedModel, to: Path) -> bool:
     """Write a model that is not there yet; return whether it was not."""
-    digest = _digest(model)
+    digests = {"weights": _digest(model), "config": _config_digest(model)}
     noted = to / _DIGEST
     if noted.is_file():
-        if json.loads(noted.read_text(encoding="utf-8")).get("weights") != digest:
+        before = json.loads(noted.read_text(encoding="utf-8"))
+        if others := [key for key, digest in digests.items() if before.get(key) != digest]:
             raise ConfigError(
-                f"model has other weights than the run in {to.parent} began from: to go on, give "
-                f"{to} as the model; to begin anew, name another output_dir"
+                f"model has other {' and '.join(others)} than the run in {to.parent} began from: "
+                f"to go on, give {to} as the model; to begin anew, name another output_dir"
             )
         return False
     aside = to.with_name(to.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     to.parent.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(aside)
-    write_aside(aside / _DIGEST, json.dumps({"weights": digest}).encode())
+    write_aside(aside / _DIGEST, json.dumps(digests).encode())
     shutil.rmtree(to, ignore_errors=True)
     aside.rename(to)
     return True
@@ -171,3 +181,10 @@ def _digest(model: PreTrainedModel) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
+
+
+def _config_digest(model: PreTrainedModel) -> str:
+    """Return a digest of the class and of what its config says of the mathematics."""
+    found = {k: v for k, v in model.config.to_diff_dict().items() if k not in _NOT_MATHEMATICS}
+    text = json.dumps([type(model).__name__, found], sort_keys=True, default=str)
+    return xxhash.xxh3_128_hexdigest(text.encode())

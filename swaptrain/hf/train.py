@@ -57,6 +57,7 @@ def train(
     *,
     tokenizer: Any = None,
     memory: str | Mapping[str, Any] = "4GiB",
+    accept_change: bool = False,
     **keys: Any,
 ) -> Run:
     """Train as transformers' Trainer would with one process; the same call goes on with a run.
@@ -64,7 +65,8 @@ def train(
     `model`: a directory, or a model in memory, which is written to `output_dir/initial` first.
     `processing_class` (or `tokenizer`) and `data_collator` are the Trainer's. `memory` is
     `memory.host`, or the section; `keys` are further sections of a config, such as
-    `store={"chunk": "16MiB"}`.
+    `store={"chunk": "16MiB"}`. `accept_change` goes on with other arguments than the run had, as
+    the command line's --accept-change.
 
     Raises ConfigError, before anything is written, that names each argument that cannot be carried
     out, and whatever `swaptrain.train` raises.
@@ -139,11 +141,14 @@ def train(
         history = History(shape, logs, args.logging_first_step, last)
         note = (lambda _: None) if args.disable_tqdm else print
         output = Output(args, history, saves, processing, lora is not None, note)
-        _carry_out(config, output, evaluates, quiet=bool(args.disable_tqdm))
+        quiet = bool(args.disable_tqdm)
+        _carry_out(config, output, evaluates, accept_change=accept_change, quiet=quiet)
     return Run(config, given)
 
 
-def _carry_out(config: Config, output: Output, evaluates: Frequency, *, quiet: bool) -> None:
+def _carry_out(
+    config: Config, output: Output, evaluates: Frequency, *, accept_change: bool, quiet: bool
+) -> None:
     """Train what is left to train, and write what is left to write."""
     from swaptrain.verbs.evaluate import evaluate_run
     from swaptrain.verbs.train import train as train_run
@@ -153,7 +158,12 @@ def _carry_out(config: Config, output: Output, evaluates: Frequency, *, quiet: b
     note: Callable[[str], None] = (lambda _: None) if quiet else print
     try:
         # Behind its first instructions everything of the step before is there.
-        train_run(config, observe=lambda step, _: output.write_due(step - 1), progress=shows())
+        train_run(
+            config,
+            accept_change=accept_change,
+            observe=lambda step, _: output.write_due(step - 1),
+            progress=shows(),
+        )
     except StoppedBySignal as stop:
         if stop.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt(str(stop)) from None

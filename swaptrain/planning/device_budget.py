@@ -31,5 +31,7 @@ def check_device_budget(
         raise DeviceBudgetError(
             f"memory.device is {format_size(budget_bytes)}, and {largest} needs "
             f"{format_size(needed)}: set memory.device to {roomy_size(needed)}, memory.segment to "
-            "less, or data.micro_batch to less"
+            "less, or data.micro_batch to less",
+            key="memory.device",
+            enough=roomy_size(needed),
         )

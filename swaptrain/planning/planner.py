@@ -139,7 +139,10 @@ class Planner:
             if plan.fits:
                 return replace(plan, peaks=plan.check())
             refused = None
-        raise refused or BudgetError(self._refusal())
+        if refused is not None:
+            raise refused
+        size, text = self._refusal()
+        raise BudgetError(text, enough=size)
 
     def least_host(self) -> str:
         """Return the smallest `memory.host` that was found to work, as a config says it."""
@@ -189,7 +192,8 @@ class Planner:
         except torch.OutOfMemoryError as error:
             raise DeviceBudgetError(
                 f"the device has no memory left for a segment ({str(error).splitlines()[0]}): set "
-                "memory.device to more, or memory.segment or data.micro_batch to less"
+                "memory.device to more, or memory.segment or data.micro_batch to less",
+                key="memory.device",
             ) from error.with_traceback(None)
         except (IndexError, torch.AcceleratorError) as error:  # an id that an embedding has not
             if isinstance(error, torch.AcceleratorError) and "assert" not in str(error):
@@ -271,7 +275,8 @@ class Planner:
             default=0,
         )
 
-    def _refusal(self) -> str:
+    def _refusal(self) -> tuple[str, str]:
+        """Return a budget that is enough, and the message."""
         host_bytes = self._config.memory.host
         size, least = self._least()
         # Measured anew, a budget that was just too small may be found to be enough.
@@ -285,10 +290,10 @@ class Planner:
             )
         text = f"memory.host is {format_size(host_bytes)}, and {needs}: set memory.host to {size}"
         if self._cutter.is_recorded:
-            return text + ", since the cut into segments is fixed for the life of a store"
+            return size, text + ", since the cut into segments is fixed for the life of a store"
         if self._config.memory.segment is not None:
-            return text + ", or memory.segment to less"
-        return text + ", or lower data.micro_batch or data.sequence_length"
+            return size, text + ", or memory.segment to less"
+        return size, text + ", or lower data.micro_batch or data.sequence_length"
 
 
 def _fails(error: RuntimeError, dtype: str) -> str:

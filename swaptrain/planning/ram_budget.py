@@ -26,13 +26,15 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
     if limit is not None and limit.limit_bytes < base_bytes + host_bytes:
         room_bytes = limit.limit_bytes - base_bytes - _SLACK_BYTES
         needed = roomy_size(base_bytes + host_bytes + _SLACK_BYTES)
-        advice = f"raise the limit to {needed}"
+        advice, enough = f"raise the limit to {needed}", None
         if room_bytes >= plan.least_host_bytes:
-            advice = f"set memory.host to {format_size(room_bytes)} or less, or {advice}"
+            enough = format_size(room_bytes)
+            advice = f"set memory.host to {enough} or less, or {advice}"
         raise BudgetError(
             f"this process may take {format_size(limit.limit_bytes)} of RAM (its control group, "
             f"{limit.path}), and the run would take {format_size(base_bytes)} for torch, the graph "
-            f"and the data beside memory.host of {format_size(host_bytes)}: {advice}"
+            f"and the data beside memory.host of {format_size(host_bytes)}: {advice}",
+            enough=enough,
         )
     left_bytes = address_space_bytes()
     if left_bytes is not None and left_bytes < host_bytes:

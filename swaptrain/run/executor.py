@@ -274,7 +274,8 @@ class Executor:
             "If its data are at fault, mend them and give the same command. If the weights are, "
             "since a step before was too long, go back to a snapshot (--from-step, where "
             "store.keep made one), or start over with --fresh, a lower optimizer.lr or "
-            "optimizer.clip_norm"
+            "optimizer.clip_norm",
+            step=state.step,
         )
 
     @spanned("begin to write")

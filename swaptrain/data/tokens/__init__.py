@@ -1,1 +1,1 @@
-"""Token ids on the disk: arrays that are written once, and files of others, read in place."""
+"""Token ids on the disk: arrays written once, files of others, and what is cut from them."""

@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import stat
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from swaptrain.errors import RunError
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, run_error
 from swaptrain.store.paths import RunPaths
 
-__all__ = ["LockOwner", "RunLock", "is_lock_file", "is_named", "lock_owner", "open_lock_file"]
-__all__ += ["owner_text", "read_owner", "try_lock"]
+__all__ = ["LockOwner", "RunLock", "is_held_by_this_thread", "is_lock_file", "is_named"]
+__all__ += ["lock_owner", "open_lock_file", "owner_text", "read_owner", "try_lock"]
 
 _TEXT_BYTES = 256
 """The text is padded to this, so that writing it needs no room on a disk that is full."""
@@ -64,6 +65,7 @@ class RunLock:
 
     def __init__(self, run_dir: Path, *, note: Callable[[str], None] = lambda _: None) -> None:
         self._path = RunPaths(run_dir.absolute()).lock
+        self._thread = threading.get_ident()
         self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
         self._descriptor = self._directory = -1
         make_directory(self._path.parent)
@@ -172,6 +174,17 @@ class RunLock:
             except OSError:
                 self.close()  # the disk is gone; the text only spares the next owner a note
         self.close()
+
+
+def is_held_by_this_thread(run_dir: Path) -> bool:
+    """Whether this thread has the run open for writing: it would wait for itself."""
+    path = RunPaths(run_dir).lock
+    return any(
+        lock._thread == threading.get_ident()
+        and lock._descriptor >= 0
+        and is_named(lock._descriptor, path)
+        for lock in list(_open_locks)
+    )
 
 
 def lock_owner(run_dir: Path) -> LockOwner | None:

@@ -98,7 +98,8 @@ def run_error(error: OSError, path: Path, what: str, needed_bytes: int = 0) -> R
         needed = format_size(max(needed_bytes, _LEAST_BYTES))
         text += f"; {needed} were needed, {_free_text(path)}"
     advice = _ADVICE.get(error.errno or 0, "look into it")
-    return RunError(f"{text}: {advice}, then run the same command again")
+    text = f"{text}: {advice}, then run the same command again"
+    return RunError(text, path=path, errno=error.errno)
 
 
 def _free_text(path: Path) -> str:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.access.lock import (
     LockOwner,
+    is_held_by_this_thread,
     is_named,
     lock_owner,
     open_lock_file,
@@ -37,10 +38,15 @@ class ExportRequest:
     """The exporter's side: holds the request while the weights are read.
 
     Waits for another exporter to be done. On a run directory that cannot be written nothing is
-    asked for: then nobody trains in it either.
+    asked for: then nobody trains in it either. Raises RunError on the thread that trains.
     """
 
     def __init__(self, run_dir: Path, note: Callable[[str], None]) -> None:
+        if is_held_by_this_thread(run_dir):
+            raise RunError(
+                f"{run_dir} is training on this very thread, and its step is not at its end: take "
+                "a snapshot with step=N (store.keep), or wait until the training has returned"
+            )
         self._run_dir, self._note = run_dir, note
         self._path = RunPaths(run_dir.absolute()).export_request
         self._descriptor = -1
