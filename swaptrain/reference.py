@@ -9,6 +9,7 @@ torch's generator: with dropout the two runs differ.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,8 @@ from swaptrain.capture.precision import kept_in_float32
 from swaptrain.compute.gradient_norms import held_out_loss, step_loss
 from swaptrain.compute.learning_rate import Schedule, ScheduleFields, learning_rate
 from swaptrain.compute.optimizer_classes import optimizer_arguments, optimizer_class
-from swaptrain.compute.split_master import is_dense, split
+from swaptrain.compute.split_master import is_dense, split, storage_order
+from swaptrain.compute.state_codecs import Draws, StateDtype, codec_of, is_coded
 from swaptrain.compute.weighting.plain import CountedCalls, WeightedCalls
 from swaptrain.errors import ConfigError
 
@@ -77,6 +79,8 @@ def train_reference(
     held_out: Sequence[Mapping[str, Tensor]] = (),
     every: int = 1,
     freeze: Sequence[str] = (),
+    state: StateDtype = "float32",
+    groups: Sequence[Mapping[str, Any]] = (),
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -86,7 +90,9 @@ def train_reference(
     parameters of two and more dimensions and the others, which do not decay. A schedule without
     `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
     Every so many steps the batches `held_out` are evaluated (`evaluate`). Parameters whose names
-    match one of the globs `freeze` stay as they are.
+    match one of the globs `freeze` stay as they are. Behind each step the optimizer's state is
+    stored in `state` and read back, as `optimizer.state` asks for. `groups` are those of
+    `optimizer.groups`: each is an optimizer of its own, with the parameters that it matches first.
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -107,9 +113,8 @@ def train_reference(
         if any(fnmatchcase(name, pattern) for pattern in freeze):
             parameter.requires_grad_(False)
     masters = Masters(model, dtype)
-    stepper = build_optimizer(
-        optimizer, masters.tensors, lr=lr, weight_decay=weight_decay, arguments=arguments or {}
-    )
+    base = {"name": optimizer, "lr": lr, "weight_decay": weight_decay, "state": state}
+    steppers = build_optimizers(masters, base, arguments or {}, groups)
     losses, grad_norms, eval_losses = [], [], {}
     dtypes: dict[str, torch.dtype] | None = None
     for step in range(1, steps + 1):
@@ -123,10 +128,12 @@ def train_reference(
 
         losses.append(forward_backward(model, masters, batch, micro_batches, loss_weighting))
         grad_norms.append(clip(masters.tensors, clip_norm))
-        for group in stepper.param_groups:
-            group["lr"] = learning_rate(step, lr=lr, schedule=schedule)
-        stepper.step()
-        stepper.zero_grad(set_to_none=True)
+        for stepper, own_lr, own_state in steppers:
+            for group in stepper.param_groups:
+                group["lr"] = learning_rate(step, lr=own_lr, schedule=schedule)
+            stepper.step()
+            masters.store(stepper, own_state, seed=seed, step=step)
+            stepper.zero_grad(set_to_none=True)
         masters.to_model()
         if held_out and step % every == 0:
             eval_losses[step] = evaluate(
@@ -269,6 +276,11 @@ class Masters:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Turn `model` into `dtype`; the masters are the values that its constructor gave."""
         self._parameters = dict(model.named_parameters())
+        first = {id(p): name for name, p in self._parameters.items()}
+        self.names = defaultdict[str, list[str]](list)
+        """All names of a parameter by its first one: a tied one has several."""
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.names[first[id(parameter)]].append(name)
         if dtype == torch.float32:
             self._masters = {
                 name: p if is_dense(p) else _copied(p, torch.contiguous_format)
@@ -283,9 +295,14 @@ class Masters:
             self.to_model()
 
     @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """The trainable ones by name, in the model's order."""
+        return {name: master for name, master in self._masters.items() if master.requires_grad}
+
+    @property
     def tensors(self) -> list[nn.Parameter]:
         """The trainable ones, in the model's order."""
-        return [master for master in self._masters.values() if master.requires_grad]
+        return [*self.named.values()]
 
     def accumulate(self) -> None:
         """Add the gradients of one micro-batch, in float32, in the order of the micro-batches."""
@@ -301,6 +318,24 @@ class Masters:
         """Drop the gradients that were accumulated."""
         for tensor in (*self._parameters.values(), *self._masters.values()):
             tensor.grad = None
+
+    def store(self, stepper: Optimizer, dtype: StateDtype, *, seed: int, step: int) -> None:
+        """Encode and decode the optimizer's state of all parameters that are not small."""
+        codec = codec_of(dtype)
+        for name, master in self._masters.items() if codec is not None else ():
+            assert codec is not None
+            shape = tuple(master.shape)
+            held = stepper.state.get(master, {})
+            for key, value in held.items() if is_coded(shape) else ():
+                if value.shape != master.shape:
+                    continue
+                whole, values = slice(0, value.numel()), storage_order(value)
+                stored = {
+                    array: torch.zeros(own, dtype=getattr(torch, kind)).view(-1).to(value.device)
+                    for array, (own, kind) in codec.stored(key, shape).items()
+                }
+                codec.encode(key, values.clone(), stored, whole, Draws(seed, step, name))
+                codec.decode(key, stored, whole, values)
 
     def to_model(self) -> None:
         """Give the model the masters' values, rounded as in swaptrain's split master."""
@@ -329,6 +364,46 @@ def _copied(
     return nn.Parameter(copy, requires_grad=parameter.requires_grad)
 
 
+def build_optimizers(
+    masters: Masters,
+    base: Mapping[str, Any],
+    arguments: Mapping[str, object],
+    groups: Sequence[Mapping[str, Any]],
+) -> list[tuple[Optimizer, float, StateDtype]]:
+    """Return an optimizer for each group that has parameters, with its rate and form of state."""
+    keys = ("match", "name", "lr", "weight_decay", "state")
+    left, found = dict(masters.named), []
+    for group in (*groups, {"match": ("*",)}):
+        said = {key: value for key, value in group.items() if value is not None}
+        patterns = said["match"]
+        chosen = {
+            first: p
+            for first, p in left.items()
+            if any(fnmatchcase(n, own) for own in patterns for n in masters.names[first])
+        }
+        left = {name: p for name, p in left.items() if name not in chosen}
+        name = said.get("name", base["name"])
+        same = optimizer_class(name) is optimizer_class(base["name"])
+        decay = said.get("weight_decay", base["weight_decay"] if same else None)
+        lr = said.get("lr", base["lr"])
+        further = {key: value for key, value in said.items() if key not in keys}
+        optimizer = (
+            build_optimizer(
+                name,
+                [*chosen.values()],
+                lr=lr,
+                weight_decay=decay,
+                arguments={**(arguments if same else {}), **further},
+                decays_all="weight_decay" in said,
+            )
+            if chosen
+            else None
+        )
+        if optimizer is not None:
+            found.append((optimizer, lr, said.get("state", base["state"])))
+    return found
+
+
 def build_optimizer(
     name: str,
     parameters: list[nn.Parameter],
@@ -336,18 +411,23 @@ def build_optimizer(
     lr: float,
     weight_decay: float | None,
     arguments: Mapping[str, object],
+    decays_all: bool = False,
 ) -> Optimizer:
-    """Return one torch optimizer with two groups; parameters of fewer than 2 dimensions decay not.
+    """Return one torch optimizer with two groups; parameters of fewer than 2 dimensions decay not,
+    unless with `decays_all`.
 
     fused=True where the class has it: torch's fused and default implementations differ in the last
     bit.
     """
     make: Any = optimizer_class(name)
     chosen = optimizer_arguments(make, weight_decay=weight_decay, arguments=arguments)
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2]},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    decaying = [p for p in parameters if p.ndim >= 2 or decays_all]
+    others = [p for p in parameters if p.ndim < 2 and not decays_all]
+    groups: list[dict[str, Any]] = [
+        {"params": decaying},
+        {"params": others, "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
     optimizer: Optimizer = make(groups, lr=lr, **chosen)
     return optimizer
 

@@ -50,6 +50,10 @@ _LORA: dict[str, Any] = {
     "data": {"python": "tests.support.datasets:text"},
     "memory": {"host": "256MiB", "segment": "16KiB"},
 }  # fmt: skip
+_PARTS: dict[str, Any] = {
+    "memory": {"host": "256MiB", "segment": "200KiB"},
+    "store": {"chunk": "8KiB"},
+}
 _CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 _WATCHED: dict[str, Any] = {
     "eval": {"python": "tests.support.datasets:tokens", "every": 1, "batches": "all"}
@@ -60,11 +64,11 @@ MODES: dict[str, dict[str, Any]] = {
     "trees": {**_GPT, "store": {"commit": {"every": 3}}},
     "batch-norm": _CNN,
     "bn-clipped": {**_CNN, **_CLIPPED},
-    "parts": {
-        **_GPT,
-        "memory": {"host": "256MiB", "segment": "200KiB"},
-        "store": {"chunk": "8KiB"},
-    },
+    "parts": {**_GPT, **_PARTS},
+    "parts-8bit": {**_GPT, **_PARTS, "optimizer": {"state": "8bit"}},
+    "8bit-clipped": {**_GPT, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
+    "bfloat16-state": {**_GPT, "optimizer": {"state": "bfloat16"}},
+    "groups": {**_CNN, "optimizer": {"groups": [{"match": ["*bias"], "name": "sgd"}]}},
     "lag-2": {**_GPT, "store": {"commit": {"lag": 2, "unit": "segment"}}},
     "lora": _LORA,
     "lora-step": {**_LORA, "store": {"commit": {"unit": "step"}}},

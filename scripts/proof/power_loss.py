@@ -86,6 +86,7 @@ MODES: dict[str, dict[str, Any]] = {
     "lora-step": {**LORA, "store": {"commit": {"unit": "step"}}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
+    "parts-8bit": {**GPT, **PARTS, "optimizer": {"state": "8bit"}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
     "trees": {**GPT, "store": {"commit": {"every": 3}}, "train": {"steps": 4}},

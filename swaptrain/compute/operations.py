@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from swaptrain.compute.object_tensors import clear_padding, copy_into, object_vi
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.compute.split_master import storage_order
+from swaptrain.compute.state_codecs import scales_of
 from swaptrain.compute.update import Rules, add_widened
 from swaptrain.memory.slab import Slab
 from swaptrain.models.quantization import decode
@@ -213,12 +214,13 @@ class Operations:
         slabs: Slabs,
         step: int,
         *,
-        lr: float,
+        rate: Callable[[float], float],
         coefficient: Tensor | None,
     ) -> GradientNorms | None:
         """Do update `step` on every parameter that the segment owns, in place on its slabs.
 
-        Of a part of an update, on what lies in that part. Without a `coefficient`, which comes of
+        `rate` gives the learning rate of the step, of the one that a rule has. Of a part of an
+        update, on what lies in that part. Without a `coefficient`, which comes of
         norms, returns those of the gradients in this part and in those before it. Where one is not
         finite NotFiniteError is raised, here or when they are read: what the slabs hold then
         must not be kept.
@@ -232,35 +234,47 @@ class Operations:
         sums = self._accumulators(instruction, slabs, read=True)
         self.ahead.fetch(instruction)
         pieces = self._pieces(state_keys.values())
+        whole = self._layouts.undivided[k].parameters if pieces is not None else frozenset()
         if not instruction.part:
             self._norms = self._new_norms(instruction, step)
         norms = self._norms if coefficient is None else None
         for name in self._model.segment(k).owns:
             parameter = self._model.parameters[name]
-            if not parameter.trainable or (pieces is not None and name not in pieces):
+            piece = None
+            if pieces is not None:
+                piece = pieces.get(name)
+                if piece is None and (instruction.part or name not in whole):
+                    continue
+            if not parameter.trainable:
                 continue
             array = array_of(parameter, self._layouts.compute_dtype)
             host, weights, gradient = hosts[array][name], arrays[array][name], sums[name]
-            if pieces is not None:
-                host, weights, gradient = (
-                    storage_order(tensor)[pieces[name]] for tensor in (host, weights, gradient)
-                )
             rule = self.rules(name)
-            state = {array: arrays[array][name] for array in rule.state_tensors(weights.shape)}
+            state = {array: arrays[array][name] for array in rule.stored(parameter.tensor.shape)}
+            if piece is not None:
+                host, weights, gradient = (
+                    storage_order(tensor)[piece] for tensor in (host, weights, gradient)
+                )
+                for array, tensor in state.items():
+                    if state_keys[array].part < 0:
+                        state[array] = _piece_of(tensor, piece, parameter.tensor.numel)
+            first = 0 if piece is None else piece.start
+            lr, decay = rate(rule.lr), parameter.decays or rule.decays_all
             if norms is not None and not parameter.split and name not in norms:
                 norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
             if parameter.split:
                 rule.update_split(
                     weights, arrays[Role.REMAINDER.value][name], gradient, state,
-                    coefficient=coefficient, updates_before=step - 1, lr=lr, decay=parameter.decays,
+                    coefficient=coefficient, updates_before=step - 1, lr=lr, decay=decay,
                     look=None if norms is None else partial(norms.add, name),
+                    name=name, first=first,
                 )  # fmt: skip
             else:
                 if coefficient is not None:
                     gradient.mul_(coefficient)
                 rule.update(
                     weights, gradient, state,
-                    updates_before=step - 1, lr=lr, decay=parameter.decays,
+                    updates_before=step - 1, lr=lr, decay=decay, name=name, first=first,
                 )  # fmt: skip
             self.device.put(host, weights)
         for array, tensors in arrays.items():
@@ -285,11 +299,15 @@ class Operations:
 
     def _pieces(self, keys: Iterable[ObjectKey]) -> dict[str, slice] | None:
         """Return which elements of each parameter's memory a part of an update has."""
+        pieces: dict[str, slice] | None = None
         for key in keys:
             if key.part >= 0:
                 entries = self._layouts.array(key).entries
-                return {e.tensor.name: slice(e.start, e.start + e.tensor.extent) for e in entries}
-        return None
+                pieces = pieces or {}
+                pieces |= {
+                    e.tensor.name: slice(e.start, e.start + e.tensor.extent) for e in entries
+                }
+        return pieces
 
     def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
         segment = self._captured.computed_by(instruction)
@@ -391,6 +409,14 @@ class Operations:
 
     def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
         return object_view(self._layouts, key, slabs[key])
+
+
+def _piece_of(state: Tensor, piece: slice, elements: int) -> Tensor:
+    """Return what belongs to a piece of a parameter: of its elements, or of their scales."""
+    flat = storage_order(state)
+    if flat.numel() == elements:
+        return flat[piece]
+    return flat[scales_of(piece)]
 
 
 def _decoded(parameter: ParameterSpec, codes: Tensor, scales: Tensor) -> Tensor:

@@ -41,6 +41,18 @@ ELEMENTWISE = frozenset(
 A class that is not in the list gets whole parameters, which is always right.
 """
 
+_IN_THE_GROUP = (
+    "it keeps numbers for all parameters together, which change with each of them, and here one "
+    "parameter is updated at a time; use adamw"
+)
+REFUSED_ELSEWHERE = {
+    "schedulefree": _IN_THE_GROUP,
+    "prodigy": _IN_THE_GROUP,
+    "dadapt": _IN_THE_GROUP,
+    "mechanic": _IN_THE_GROUP,
+    "cocob": _IN_THE_GROUP,
+}
+"""Optimizers of other packages that cannot be had, by the beginning or the end of their names."""
 REFUSED = {
     "LBFGS": "it evaluates the model several times in one step and keeps one state for all "
     "parameters; use adamw",
@@ -81,6 +93,10 @@ def optimizer_class(name: str) -> type[Optimizer]:
     found = known.get(name.lower())
     usable = {key: cls for key, cls in known.items() if cls.__name__ not in REFUSED}
     if found is None:
+        plain = name.lower().replace("_", "").replace("-", "")
+        for stem, reason in REFUSED_ELSEWHERE.items():
+            if stem in plain:
+                raise ConfigError(f"optimizer.name: {name} cannot be used: {reason}")
         nearest = difflib.get_close_matches(name.lower(), usable, n=1)
         hint = f"did you mean {nearest[0]}? " if nearest else ""
         raise ConfigError(
@@ -196,7 +212,8 @@ class MeasuredStateShapes:
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"optimizer.name: torch cannot update a {len(shape)}-dimensional parameter with "
-                f"this optimizer: {error}; use adamw"
+                f"this optimizer: {error}; use adamw, for those alone by optimizer.groups: "
+                "[{match: [...], name: adamw}]"
             ) from error
         state = dict(optimizer.state[parameter])
         self._keeps_step[len(shape)] = state.pop("step", None) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,14 @@ from swaptrain.compute.optimizer_classes import (
     takes_argument,
 )
 from swaptrain.compute.split_master import is_dense, join, split, storage_order
+from swaptrain.compute.state_codecs import (
+    CODING_BYTES,
+    Draws,
+    ShapeAndDtype,
+    StateDtype,
+    codec_of,
+    is_coded,
+)
 from swaptrain.errors import ConfigError
 
 __all__ = ["Rules", "UpdateRule", "add_widened"]
@@ -56,11 +64,18 @@ class UpdateRule:
         lr: float,
         weight_decay: float | None,
         arguments: Mapping[str, object],
+        state: StateDtype = "float32",
+        seed: int = 0,
+        decays_all: bool = False,
     ) -> None:
         """Look up `name` in torch.optim; a `weight_decay` of None leaves the class's default.
 
+        `state` is how the optimizer's state is stored; rounding by chance draws under `seed`. With
+        `decays_all` parameters of one dimension decay too.
+
         Raises:
-            ConfigError: unknown or unusable optimizer, unknown argument, or a value torch refuses.
+            ConfigError: unknown or unusable optimizer, unknown argument, a value torch refuses, or
+                an optimizer whose state has to stay float32.
         """
         cls = optimizer_class(name)
         chosen = optimizer_arguments(cls, weight_decay=weight_decay, arguments=arguments)
@@ -81,6 +96,13 @@ class UpdateRule:
             ) from error
         self.fused = chosen.get("fused") is True
         self.elementwise = cls.__name__ in ELEMENTWISE
+        self.lr, self.decays_all, self.seed = lr, decays_all, seed
+        self._codec = codec_of(state)
+        if self._codec is not None and not self.elementwise:
+            raise ConfigError(
+                f"optimizer.state: {state} is for optimizers that treat each element by itself, "
+                f"and {cls.__name__} does not: leave it at float32"
+            )
         self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
         self._decays = takes_argument(cls, "weight_decay")
         self._optimizer = optimizer
@@ -101,6 +123,20 @@ class UpdateRule:
             ConfigError: the optimizer cannot update such a parameter.
         """
         return self._shapes.shapes(shape)
+
+    def stored(self, shape: tuple[int, ...]) -> dict[str, ShapeAndDtype]:
+        """Return name, shape and dtype of what is stored of the state of such a parameter.
+
+        What has the parameter's shape is coded where `optimizer.state` asks for that and the
+        parameter is not small. Raises ConfigError as `state_tensors` does.
+        """
+        found: dict[str, ShapeAndDtype] = {}
+        for name, own in self.state_tensors(shape).items():
+            if self._codec is not None and own == shape and is_coded(shape):
+                found |= self._codec.stored(name, shape)
+            else:
+                found[name] = own, "float32"
+        return found
 
     def scratch_bytes(
         self,
@@ -124,10 +160,15 @@ class UpdateRule:
             master_elements = 2 * block if split else 0
             elements = min(elements, block)
             copies = len(states) + (0 if self.fused else 3)
+            if self._codec is not None and is_coded(shape):
+                # Decoded blocks are made in full, and kept.
+                master_elements = (2 + len(states)) * block
+                copies += len(states)
         else:
             master_elements = 2 * elements if split else 0
             copies = len(states) + 4
         small_bytes = 4 * 64 + (4 * math.prod(shape) if holes else 0)
+        small_bytes += CODING_BYTES if self._codec is not None else 0
         return 4 * (master_elements + copies * elements) + small_bytes
 
     def update(
@@ -139,13 +180,16 @@ class UpdateRule:
         updates_before: int,
         lr: float,
         decay: bool,
+        name: str = "",
+        first: int = 0,
     ) -> None:
         """Update a whole float32 `parameter` and its `state` in place.
 
         `gradient` is float32 with the parameter's shape and strides. `state` has the names and
-        numbers of elements of `state_tensors`, dense and in any shape; what has the parameter's
-        shape lies in the parameter's order of memory. With `updates_before` 0 the contents of
-        `state` are ignored and filled. `decay=False` means no weight decay.
+        numbers of elements of `stored`, dense and in any shape; what has the parameter's shape
+        lies in the parameter's order of memory. With `updates_before` 0 the contents of `state` are
+        ignored and filled. `decay=False` means no weight decay. Rounding by chance goes by the
+        parameter's `name`, and by `first`: where a 1-D piece of one begins.
 
         A parameter with holes in its memory is stepped as a row-major copy, and so have `gradient`
         and `state` to lie: torch's fused kernels, its own optimizers too, walk memory without
@@ -153,20 +197,26 @@ class UpdateRule:
         """
         if not is_dense(parameter):
             copy = parameter.contiguous()
-            self.update(copy, gradient, state, updates_before=updates_before, lr=lr, decay=decay)
+            self.update(
+                copy, gradient, state, updates_before=updates_before, lr=lr, decay=decay, name=name
+            )
             parameter.copy_(copy)
             return
         self._begin(lr=lr, decay=decay)
-        views = self._state_views(parameter, state)
+        views, coded = self._state_views(parameter, state)
         small = parameter.numel() <= block_elements(parameter.device)
         # A first step allocates all of the state, and an unfused one temporaries of its size:
         # in blocks both are bounded.
-        if small or not self.elementwise or (self.fused and updates_before > 0):
+        whole = small or not self.elementwise or (self.fused and updates_before > 0)
+        if whole and not coded:
             check_layout(parameter, gradient)
             self._step(parameter, gradient, views, updates_before)
             return
         flat = storage_order(parameter)
-        for block, block_gradient, block_state in self._blocks(parameter, gradient, views):
+        draws = Draws(self.seed, updates_before + 1, name, first)
+        for block, block_gradient, block_state in self._blocks(
+            parameter, gradient, views, coded, draws
+        ):
             self._step(flat[block], block_gradient, block_state, updates_before)
 
     def update_split(
@@ -181,6 +231,8 @@ class UpdateRule:
         decay: bool,
         coefficient: Tensor | None = None,
         look: Callable[[Tensor], None] | None = None,
+        name: str = "",
+        first: int = 0,
     ) -> None:
         """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
 
@@ -192,7 +244,7 @@ class UpdateRule:
         `update`.
         """
         self._begin(lr=lr, decay=decay)
-        views = self._state_views(hi, state)
+        views, coded = self._state_views(hi, state)
         if not self.elementwise:
             master = torch.empty_like(hi, dtype=torch.float32)
             check_layout(master, gradient)
@@ -206,8 +258,9 @@ class UpdateRule:
             split(master, hi, lo, consume=True)
             return
         hi_flat, lo_flat = storage_order(hi), storage_order(lo)
-        scratch = self._scratch_blocks(hi.device)
-        for block, block_gradient, block_state in self._blocks(hi, gradient, views):
+        scratch = self._scratch_blocks(hi.device, 2)
+        draws = Draws(self.seed, updates_before + 1, name, first)
+        for block, block_gradient, block_state in self._blocks(hi, gradient, views, coded, draws):
             master, wide = scratch[:, : block_gradient.numel()]
             join(hi_flat[block], lo_flat[block], master, scratch=wide)
             if block_gradient.dtype != torch.float32:
@@ -255,24 +308,37 @@ class UpdateRule:
             optimizer.state.clear()
             self._group["params"] = []
 
-    def _state_views(self, parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return `state` in the shapes that torch has it in, in the parameter's layout."""
-        views = {}
+    def _state_views(
+        self, parameter: Tensor, stored: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the state in torch's shapes, in the parameter's layout, and what is coded, flat.
+
+        The one by torch's names, the other by those of arrays.
+        """
+        views, coded = {}, dict(stored)
         for name, shape in self.state_tensors(tuple(parameter.shape)).items():
-            flat = storage_order(state[name])
+            if name not in stored:
+                continue
+            flat = storage_order(coded.pop(name))
             if shape == tuple(parameter.shape):
                 views[name] = flat.as_strided(shape, parameter.stride(), flat.storage_offset())
             else:
                 views[name] = flat.view(shape)
-        return views
+        return views, {name: storage_order(tensor) for name, tensor in coded.items()}
 
     def _blocks(
-        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> list[tuple[slice, Tensor, dict[str, Tensor]]]:
-        """Return the blocks of an elementwise update: where it is, its gradient, its state.
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        coded: Mapping[str, Tensor],
+        draws: Draws,
+    ) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
+        """Yield the blocks of an elementwise update: where it is, its gradient, its state.
 
         A scalar of the state (the product that NAdam keeps) is for the whole parameter, and every
-        block changes it: all blocks but the last work on copies.
+        block changes it: all blocks but the last work on copies. Coded state is decoded before a
+        block and encoded behind it.
         """
         check_layout(parameter, gradient)
         flat_gradient = storage_order(gradient)
@@ -280,8 +346,12 @@ class UpdateRule:
             name: view if view.shape != parameter.shape else storage_order(view)
             for name, view in state.items()
         }
+        all_names = self.state_tensors(tuple(parameter.shape)) if coded else ()
+        names = [name for name in all_names if name not in state]
+        decoded = (
+            self._scratch_blocks(parameter.device, 2 + len(names))[2:].unbind() if names else ()
+        )
         count, size = parameter.numel(), block_elements(parameter.device)
-        blocks = []
         for start in range(0, max(1, count), size):
             block = slice(start, min(start + size, count))
             last = block.stop == count
@@ -291,16 +361,25 @@ class UpdateRule:
                     of_block[name] = view[block]
                 else:
                     of_block[name] = view if last else view.clone()
-            blocks.append((block, flat_gradient[block], of_block))
-        return blocks
+            for name, scratch in zip(names, decoded, strict=True):
+                of_block[name] = scratch[: block.stop - block.start]
+                if self._codec is not None and draws.step > 1:
+                    self._codec.decode(name, coded, block, of_block[name])
+            yield block, flat_gradient[block], of_block
+            for name in names:
+                if self._codec is not None:
+                    self._codec.encode(name, of_block[name], coded, block, draws)
 
-    def _scratch_blocks(self, device: torch.device) -> Tensor:
-        """Return the float32 blocks for masters and for gradients, [2, n], made once per device."""
-        if device not in self._scratch:
-            self._scratch[device] = torch.empty(
-                2, block_elements(device), dtype=torch.float32, device=device
-            )
-        return self._scratch[device]
+    def _scratch_blocks(self, device: torch.device, rows: int) -> Tensor:
+        """Return float32 blocks for masters, gradients and decoded state, [rows, n], and keep them.
+
+        The first two are for masters and gradients.
+        """
+        found = self._scratch.get(device)
+        if found is None or len(found) < rows:
+            found = torch.empty(rows, block_elements(device), dtype=torch.float32, device=device)
+            self._scratch[device] = found
+        return found[:rows]
 
 
 Rules = Callable[[str], UpdateRule]

@@ -121,6 +121,8 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
         return f"found {describe(found)}; choose {context['expected']}"
     if kind == "bool_type":
         return f"found {describe(found)}; wanted true or false"
+    if kind == "tuple_type":
+        return f"found {describe(found)}; wanted a list"
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
         section = _section_at(path, root)
         keys = f" ({', '.join(key_names(section))})" if section else ""

@@ -135,6 +135,8 @@ def _type(field: FieldInfo) -> str:
         return f"{kinds[0].wanted}{ending}"
     if section_of(annotation) is not None:
         return f"section{ending}"
+    if get_origin(getattr(annotation, "__origin__", annotation)) is tuple:
+        return f"a list of mappings{ending}"
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation)) + ending
     if annotation is bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +32,7 @@ _FREE = (
     "train.steps",
     "train.recompute",
 )
+_GROUP = re.compile(r"^optimizer\.groups\.\d+\.")
 _ACCEPTABLE = ("optimizer.lr", "optimizer.schedule", "optimizer.weight_decay")
 
 
@@ -59,7 +61,8 @@ def resume_rule(key: str) -> Rule:
     """Say whether a dotted key may change when a run is resumed."""
     if any(key == name or key.startswith(name + ".") for name in _FREE):
         return "free"
-    if any(key == name or key.startswith(name + ".") for name in _ACCEPTABLE):
+    group = _GROUP.sub("optimizer.", key)
+    if any(key == name or group.startswith((name, f"{name}.")) for name in _ACCEPTABLE):
         return "with --accept-change"
     return "no"
 
@@ -133,8 +136,15 @@ def _differences(old: Any, new: Any, name: str) -> Iterator[Change]:
         for key in [*old, *(key for key in new if key not in old)]:
             inner = f"{name}.{key}" if name else str(key)
             yield from _differences(old.get(key), new.get(key), inner)
+    elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
+        for number, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(before, after, f"{name}.{number}")
     elif type(old) is not type(new) or old != new:
         yield Change(name, old, new)
+
+
+def _are_sections(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, dict) for one in value)
 
 
 def _shown(value: Any) -> str:

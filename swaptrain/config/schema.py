@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from fractions import Fraction as Rational
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, field_validator, model_validator
 
 from swaptrain.config.kinds import (
     BatchCount,
@@ -270,6 +270,31 @@ class ScheduleConfig(Section):
         return self
 
 
+class OptimizerGroup(Section):
+    """Parameters by their names, and how they are updated."""
+
+    model_config = ConfigDict(extra="allow")
+
+    match: Patterns
+    """Globs of names; `*` stands for anything, dots included."""
+    name: OptimizerName | None = None
+    lr: PositiveNumber | None = None
+    weight_decay: Number | None = None
+    """Of all parameters of the group, whatever their dimensions."""
+    state: Literal["float32", "bfloat16", "8bit"] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The further keys: arguments of the optimizer's class, as YAML gave them."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+Groups = Annotated[
+    tuple[OptimizerGroup, ...],
+    BeforeValidator(lambda found: tuple(found) if isinstance(found, list) else found),
+]
+
+
 class OptimizerConfig(Section):
     """Any optimizer of `torch.optim` whose state is per parameter.
 
@@ -287,8 +312,18 @@ class OptimizerConfig(Section):
     """Applied to parameters of two dimensions and more. null: the default of the class."""
     clip_norm: PositiveNumber | None = None
     """Largest global norm of the gradient; larger ones are scaled down to it. null: no clipping."""
+    state: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """How its state is stored, of parameters with 4,096 elements or more: 8bit takes 6 bytes a
+    parameter of disk instead of 12, bfloat16 (rounded by chance) 8. Other bits: docs/results.md
+    has the losses."""
     schedule: ScheduleConfig = ScheduleConfig()
     """How the learning rate moves over the steps."""
+
+    groups: Groups | None = None
+    """Parameters that are updated otherwise, the first group that matches a name: a list of
+    {match: [globs], ...} with name, lr, weight_decay (then of all dimensions), state, and
+    arguments of the class. What a group leaves out is as here. Rates and decay may change with
+    --accept-change. null: none."""
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from swaptrain.capture.capture import cut
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.evaluation.slices import slice_evaluations
-from swaptrain.compute.update import Rules, UpdateRule
+from swaptrain.compute.state_codecs import ShapeAndDtype
+from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
@@ -16,7 +18,7 @@ from swaptrain.program.check import Peaks, check_program
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.step import StepBuilder
-from swaptrain.program.tensors import contiguous
+from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import Choices
 
@@ -106,7 +108,7 @@ class Cutter:
         config, rules = self._config, self._rules
 
         def state_bytes(parameter: ParameterSpec) -> int:
-            return _state_bytes(parameter, rules(parameter.tensor.name))
+            return _state_bytes(parameter, rules)
 
         def working_bytes(parameter: ParameterSpec) -> int:
             decoded_bytes = 0 if parameter.quantized is None else parameter.tensor.nbytes
@@ -134,7 +136,7 @@ class Cutter:
         layouts = Layouts(
             captured.model,
             compute_dtype=config.model.dtype,
-            state_shapes=lambda tensor: rules(tensor.name).state_tensors(tensor.shape),
+            state_shapes=lambda tensor: _stored(rules, tensor),
             elementwise=lambda name: rules(name).elementwise,
             chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
             micro_batches=config.data.micro_batches,
@@ -149,6 +151,7 @@ class Cutter:
             config.data.micro_batches,
             deferred=deferred,
             parts=layouts.parts,
+            undivided={k: whole.arrays for k, whole in layouts.undivided.items()},
             evaluations=tuple(graph.spec for graph in evaluations),
         )
         return Cut(captured, cuts, layouts, builder, check_steps(short_steps(builder), layouts))
@@ -169,6 +172,14 @@ class Cutter:
                     f"segments, and {_MOST_INSTRUCTIONS:,} are the most: lower it; larger ones "
                     "(data.micro_batch) hold as many items"
                 )
+
+
+def _stored(rules: Rules, tensor: TensorSpec) -> dict[str, ShapeAndDtype]:
+    """Return what is stored of a parameter's optimizer state; raises ConfigError with its name."""
+    try:
+        return rules(tensor.name).stored(tensor.shape)
+    except ConfigError as error:
+        raise ConfigError(f"{tensor.name}: {error}") from error
 
 
 def short_steps(builder: StepBuilder) -> StepBuilder:
@@ -202,12 +213,12 @@ def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
     return replace(largest, live_bytes=max(step.live_bytes, evaluation.live_bytes))
 
 
-def _state_bytes(parameter: ParameterSpec, rule: UpdateRule) -> int:
+def _state_bytes(parameter: ParameterSpec, rules: Rules) -> int:
     """Return what a parameter takes on disk: weight, remainder, optimizer state."""
     tensor = parameter.tensor
     if not parameter.trainable:
         return sum(stored.nbytes for stored in parameter.stored)
-    elements = 0
-    for shape in rule.state_tensors(tensor.shape).values():
-        elements += max(1, contiguous(shape)[0] * shape[0] if shape else 1)
-    return tensor.nbytes + (2 * tensor.numel if parameter.split else 0) + 4 * elements
+    state_bytes = sum(
+        ITEMSIZE[dtype] * max(1, prod(shape)) for shape, dtype in _stored(rules, tensor).values()
+    )
+    return tensor.nbytes + (2 * tensor.numel if parameter.split else 0) + state_bytes

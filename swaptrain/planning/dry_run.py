@@ -229,7 +229,9 @@ class DryRun:
                 operations.forward(instruction, slabs, step)
             case Operation.UPDATE:
                 coefficient = torch.tensor(1.0) if self._clipped else None
-                operations.update(instruction, slabs, step, lr=0.0, coefficient=coefficient)
+                operations.update(
+                    instruction, slabs, step, rate=lambda _: 0.0, coefficient=coefficient
+                )
             case Operation.EVALUATE:
                 operations.evaluate(instruction, slabs)
             case Operation.NORMS:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from swaptrain.compute.device import choose_kernels, load_libraries, open_device
-from swaptrain.compute.update import Rules, UpdateRule
 from swaptrain.compute.weighting.choice import LossWeighting, choose_weighting
 from swaptrain.config.load import load_config
-from swaptrain.config.schema import Config, OptimizerConfig
+from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut, look_at_held_out, open_example
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel, build, model_factory
@@ -22,11 +21,12 @@ from swaptrain.models.factory import Factory
 from swaptrain.models.lora import adapter_fields, checked_fields
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.step_bytes import with_commit_unit
+from swaptrain.planning.update_rules import update_rules
 from swaptrain.store.disk.durable_files import disk_errors
 from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
 from swaptrain.store.paths import RunPaths
 
-__all__ = ["Prepared", "recorded_config", "update_rules"]
+__all__ = ["Prepared", "recorded_config"]
 
 
 class Prepared:
@@ -53,7 +53,7 @@ class Prepared:
         self.device = open_device(config.device, config.memory.device)
         choose_kernels(self.device.device, deterministic=config.train.deterministic)
         load_libraries(self.device.device)
-        self.rules = update_rules(config.optimizer)
+        update_rules(config.optimizer, config.train.seed)  # before the capture: it may refuse
         example = None
         if config.data.python is not None:  # whose keys say what the model is for
             example = open_example(
@@ -75,6 +75,8 @@ class Prepared:
             config, root, self.factory, self.adapter, example, held_out, note, draw=draw
         )
         self.weighting: LossWeighting = choose_weighting(config, self.built.uncut.losses, example)
+        module = self.built.initial.module
+        self.rules = update_rules(config.optimizer, config.train.seed, module)
         note(self.built.trained.line())
         if self.built.thawed:
             note(
@@ -186,17 +188,6 @@ def _adapter(config: Config, root: RootRecord | None) -> Mapping[str, Any] | Non
     if root is not None and root.adapter is not None:
         return checked_fields(root.adapter.fields, f"the record of {config.run.dir}")
     return adapter_fields(config.lora)
-
-
-def update_rules(optimizer: OptimizerConfig) -> Rules:
-    """Return the rules that an `optimizer` section asks for, one for all; raises ConfigError."""
-    rule = UpdateRule(
-        name=optimizer.name,
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        arguments=optimizer.arguments,
-    )
-    return lambda _: rule
 
 
 def recorded_config(run_dir: Path) -> Config | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from swaptrain.program.instructions import Kind, ObjectKey
@@ -24,6 +24,8 @@ class Objects:
     """By segment: the arrays that its update changes."""
     parts: Mapping[int, int]
     """By segment: in how many parts it is updated; 1 where it is not said."""
+    undivided: Mapping[int, Collection[str]] = field(default_factory=dict)
+    """By segment that is updated in parts: arrays that only updates read and that are whole."""
 
     def batch(self, m: int) -> tuple[ObjectKey, ...]:
         """Return what a micro-batch brings."""
@@ -53,7 +55,8 @@ class Objects:
         names = self.state_arrays[k]
         if parts == 1:
             return [tuple(ObjectKey(Kind.STATE, name, k) for name in names)]
-        rest = [name for name in names if role_of(name).is_for_updates]
+        whole = self.undivided.get(k, ())
+        rest = [name for name in names if role_of(name).is_for_updates and name not in whole]
         state = [
             tuple(ObjectKey(Kind.STATE, name, k, part=part) for name in rest)
             for part in range(parts)
@@ -62,9 +65,10 @@ class Objects:
         return state
 
     def trained(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
-        """Return the arrays of weights that its update changes."""
+        """Return what every part of its update changes: weights, and state that is not divided."""
         k = segment.index
-        names = (name for name in self.state_arrays[k] if role_of(name) is Role.WEIGHTS)
+        whole = self.undivided.get(k, ())
+        names = (n for n in self.state_arrays[k] if role_of(n) is Role.WEIGHTS or n in whole)
         return tuple(ObjectKey(Kind.STATE, name, k) for name in names)
 
     def sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:

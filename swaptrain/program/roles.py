@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
-__all__ = ["Role", "role_of"]
+__all__ = ["Role", "StateForm", "role_of", "state_array", "state_of"]
+
+StateForm = Literal["", "8bit", "scale", "bf16"]
+"""How a tensor of an optimizer's state is stored: as it is, as codes of 8 bits with their scales,
+or as bfloat16."""
 
 
 class Role(Enum):
@@ -43,6 +48,21 @@ def role_of(array: str) -> Role:
     optimizers' state are the optimizer's own.
     """
     return _BY_STEM.get(array.partition("_")[0], Role.OPTIMIZER)
+
+
+def state_array(name: str, form: StateForm) -> str:
+    """Return the name of the array that holds an optimizer's state tensor in a form."""
+    return f"{name}_{form}" if form else name
+
+
+def state_of(array: str) -> tuple[str, StateForm]:
+    """Return which state tensor of the optimizer an array of that role holds, and in which form."""
+    stem, _, end = array.rpartition("_")
+    form: StateForm
+    for form in ("8bit", "scale", "bf16"):
+        if end == form and stem:
+            return stem, form
+    return array, ""
 
 
 _BY_STEM = {role.value: role for role in Role if role is not Role.OPTIMIZER}

@@ -20,8 +20,8 @@ __all__ = [
     "segment_arrays",
 ]
 
-StateShapes = Callable[[TensorSpec], Mapping[str, tuple[int, ...]]]
-"""From a parameter, by its tensor, to the names and shapes of its optimizer state."""
+StateShapes = Callable[[TensorSpec], Mapping[str, tuple[tuple[int, ...], str]]]
+"""From a parameter, by its tensor, to the names, shapes and dtypes of its optimizer state."""
 
 
 def array_of(parameter: ParameterSpec, compute_dtype: str) -> str:
@@ -48,8 +48,8 @@ def segment_arrays(
 ) -> dict[str, list[TensorSpec]]:
     """Return the tensors of each array that a commit of `segment` rewrites, in storage order.
 
-    `weights`, `remainder` (the lower halves of split masters), the optimizer's own arrays in
-    float32, and `buffers_<dtype>` for buffers that the forward mutates. A parameter whose memory
+    `weights`, `remainder` (the lower halves of split masters), the optimizer's own arrays, and
+    `buffers_<dtype>` for buffers that the forward mutates. A parameter whose memory
     has holes keeps them in its weights, which the forward reads; what only updates read has none.
     """
     arrays: dict[str, list[TensorSpec]] = {}
@@ -62,12 +62,12 @@ def segment_arrays(
         if parameter.split:
             lower = replace(tensor.without_holes(), dtype="uint16")
             arrays.setdefault(Role.REMAINDER.value, []).append(lower)
-        for state_name, shape in state_shapes(tensor).items():
+        for state_name, (shape, dtype) in state_shapes(tensor).items():
             if role_of(state_name) is not Role.OPTIMIZER:
                 raise ValueError(f"an optimizer's state cannot have the name {state_name}")
             own = tensor.without_holes().stride
             stride = own if shape == tensor.shape else contiguous(shape)
-            arrays.setdefault(state_name, []).append(TensorSpec(name, shape, stride, "float32"))
+            arrays.setdefault(state_name, []).append(TensorSpec(name, shape, stride, dtype))
     for name in segment.buffers:
         tensor = model.buffers[name].tensor
         arrays.setdefault(Role.BUFFERS.array(tensor.dtype), []).append(tensor)

@@ -29,6 +29,8 @@ class StepBuilder:
     """Updates wait for the global norm and run in the next step's forward."""
     parts: Mapping[int, int] = field(default_factory=dict)
     """By segment: in how many parts it is updated; 1 where it is not said."""
+    undivided: Mapping[int, Collection[str]] = field(default_factory=dict)
+    """By segment that is updated in parts: arrays that only updates read and that are whole."""
     saves: frozenset[int] = frozenset()
     """Segments whose forward saves for the backward what others recompute; not the last one, whose
     backward follows at once."""
@@ -38,7 +40,9 @@ class StepBuilder:
     @cached_property
     def objects(self) -> Objects:
         """What each instruction names."""
-        return Objects(self.model, self.compute_dtype, self.state_arrays, self.parts)
+        return Objects(
+            self.model, self.compute_dtype, self.state_arrays, self.parts, self.undivided
+        )
 
     def step(
         self,

@@ -42,8 +42,8 @@ class StepState:
     """From a micro-batch's number to its tensors."""
     update_step: int
     """The step whose update runs: the same one, or the one before when updates are deferred."""
-    lr: float
-    """Of the update."""
+    rate: Callable[[float], float]
+    """Gives the learning rate of the update, of the one that a rule has."""
     update_norm: Tensor | None = None
     """Global norm of the gradients of the update, when they are clipped."""
     weights: StepWeights | None = None
@@ -252,7 +252,7 @@ class Executor:
             assert state.clip_norm is not None
             coefficient = clip_coefficient(state.update_norm, state.clip_norm)
         return self._operations.update(
-            instruction, slabs, state.update_step, lr=state.lr, coefficient=coefficient
+            instruction, slabs, state.update_step, rate=state.rate, coefficient=coefficient
         )
 
     def _check_loss(self, state: StepState) -> None:

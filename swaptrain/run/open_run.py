@@ -16,9 +16,10 @@ from swaptrain.observe.progress import Progress
 from swaptrain.planning.disk_budget import check_disk, disk_needs, estimated_data_bytes, spare_bytes
 from swaptrain.planning.forecast import Forecast, forecast
 from swaptrain.planning.planner import Plan
-from swaptrain.planning.prepare import Prepared, update_rules
+from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.roofline import disk_machine, step_floor
 from swaptrain.planning.tier_overhead import with_load_cost
+from swaptrain.planning.update_rules import update_rules
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.assemble import Parts, assemble
 from swaptrain.run.go_back import go_back, verify_snapshot
@@ -155,7 +156,9 @@ def _begin_writing(start: Start) -> OptimizerChange | None:
             write_aside(path, content)
 
     if start.before is not None and start.before != config.optimizer:
-        return OptimizerChange(start.before, update_rules(start.before), record)
+        module = prepared.built.initial.module
+        rules = update_rules(start.before, config.train.seed, module)
+        return OptimizerChange(start.before, rules, record)
     record()
     return None
 

@@ -297,7 +297,7 @@ class Training:
             load=lambda m: self.weights.batch(step, m),
             items=lambda m: self.weights.items(step, m),
             update_step=update_step,
-            lr=self._lr(update_step) if update_step else 0.0,
+            rate=self._rate(update_step) if update_step else _no_rate,
             update_norm=global_norm(self._ledger, list(self.plan.captured.model.parameters))
             if pending
             else None,
@@ -428,7 +428,7 @@ class Training:
             step=step,
             load=weights.batch,
             update_step=step,
-            lr=0.0,
+            rate=_no_rate,
             batch_weights=weights.by_batch(),
         )
         self.executor.run(program, state, self._following(step))
@@ -439,8 +439,11 @@ class Training:
         return self.plan.step if step < self.config.train.last_step else ()
 
     def _lr(self, step: int) -> float:
-        optimizer = self.config.optimizer
-        return learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
+        return self._rate(step)(self.config.optimizer.lr)
+
+    def _rate(self, step: int) -> Callable[[float], float]:
+        schedule = self.config.optimizer.schedule
+        return lambda lr: learning_rate(step, lr=lr, schedule=schedule)
 
     def _counters(self) -> Counters:
         return Counters.of(self.tier, self.io)
@@ -455,3 +458,8 @@ class Training:
     def _roofline(self, moved: Counters, state: StepState, step_s: float) -> float | None:
         floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s)
         return None if floor_s is None else min(1.0, floor_s / step_s)
+
+
+def _no_rate(_: float) -> float:
+    """Nothing is updated."""
+    return 0.0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.quantized import is_scales, quantized_tensors
-from swaptrain.program.roles import Role, role_of
+from swaptrain.program.roles import Role, role_of, state_array, state_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec, contiguous
 from swaptrain.store.access.lock import LockOwner
 from swaptrain.store.format.root import QuantizedRecord, read_buffers
@@ -194,12 +194,22 @@ class StoredStep:
             yield StreamedTensor(name, value.dtype.name, value.shape, value.nbytes, [value])
 
     def optimizer(self) -> Iterator[StreamedTensor]:
-        """Yield what the optimizer holds of each parameter, as `NAME.exp_avg`, and the step."""
+        """Yield what the optimizer holds of each parameter, as `NAME.exp_avg`, and the step.
+
+        State of 8 bits is decoded to float32.
+        """
         for source in self.sources:
-            for row in source.record.table:
-                if role_of(row.array) is Role.OPTIMIZER:
+            rows = {(row.name, row.array): row for row in source.record.table}
+            for row in rows.values():
+                if role_of(row.array) is not Role.OPTIMIZER:
+                    continue
+                state, form = state_of(row.array)
+                if form == "8bit":
+                    scales = rows[row.name, state_array(state, "scale")]
+                    yield _decoded_state(source, row, scales, state)
+                elif form != "scale":
                     found = _parameter(source, row, None, None)
-                    yield replace(found, name=f"{row.name}.{row.array}")
+                    yield replace(found, name=f"{row.name}.{state}")
         yield StreamedTensor("step", "int64", (), 8, [np.array(self.step, dtype=np.int64)])
 
 
@@ -293,6 +303,41 @@ def _decoded(
     return StreamedTensor(
         codes.name, target, record.shape, numel * ITEMSIZE[target], _Again(pieces)
     )
+
+
+def _decoded_state(source: _Source, row: TableRow, scales: TableRow, state: str) -> StreamedTensor:
+    """Return a state tensor that lies as codes in the order of the parameter's memory."""
+    tensor = TensorSpec(row.name, row.shape, row.stride, row.dtype)
+    flat = TensorSpec(row.name, (tensor.numel,), (1,), row.dtype)
+    table = TensorSpec(row.name, scales.shape, scales.stride, scales.dtype)
+
+    def in_memory_order() -> Iterator[NDArray[Any]]:
+        import torch
+
+        from swaptrain.compute.state_codecs import codec_of, scales_of
+
+        codec = codec_of("8bit")
+        assert codec is not None
+        found = read_tensor(source.reader(scales.array), table, scales.offset)
+        whole, start = torch.from_numpy(np.concatenate([*found])), 0
+        for codes in read_tensor(source.reader(row.array), flat, row.offset):
+            own = whole[scales_of(slice(start, start + codes.size))]
+            out = torch.empty(codes.size)
+            arrays = {row.array: torch.from_numpy(codes.copy()), scales.array: own}
+            codec.decode(state, arrays, slice(0, codes.size), out)
+            start += codes.size
+            yield out.numpy()
+
+    def pieces() -> Iterator[NDArray[Any]]:
+        if tensor.stride == contiguous(tensor.shape):
+            yield from in_memory_order()
+            return
+        whole = np.concatenate([*in_memory_order()])
+        strides = tuple(step * whole.itemsize for step in tensor.stride)
+        yield np.lib.stride_tricks.as_strided(whole, tensor.shape, strides).reshape(-1)
+
+    name = f"{row.name}.{state}"
+    return StreamedTensor(name, "float32", tensor.shape, 4 * tensor.numel, _Again(pieces))
 
 
 def _join(high: NDArray[Any], low: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -27,8 +27,8 @@ EXPERTS = {**GELU_LLAMA, "model_type": "mixtral", "num_local_experts": 4}
 CONVOLUTIONAL = "tests.support.models:convolutional"
 PARTS: dict[str, Any] = {"store": {"chunk": "8KiB"}, "memory": {"segment": "200KiB"}}
 CASES: dict[str, dict[str, Any]] = {
-    "recomputed": {"model": {"hf": GPT2}, "train": {"steps": 3, "recompute": True}},
-    "saved": {"model": {"hf": DROPOUT}, "train": {"steps": 3, "recompute": False}},
+    "recomputed": {"model": {"hf": GPT2}, "train": {"steps": 2, "recompute": True}},
+    "saved": {"model": {"hf": DROPOUT}, "train": {"steps": 2, "recompute": False}},
     "parts, clipped": {
         "model": {"hf": GELU_LLAMA, "dtype": "bfloat16"}, **PARTS, "optimizer": {"clip_norm": 0.1}
     },

@@ -30,6 +30,7 @@ def _ask(server: Server, folder: Path, mode: str, start: str, **more: Any) -> di
             ("parts", "interrupted"),
         ],
         ("clipped", "interrupted"),
+        whole=[("trees", "nothing")],
     ),
 )
 def test_a_fault_ends_in_one_message_and_the_run_goes_on_to_the_same_bits(

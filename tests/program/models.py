@@ -138,8 +138,8 @@ def evaluating(builder: StepBuilder) -> StepBuilder:
     return replace(builder, evaluations=tuple(graphs))
 
 
-def moments(parameter: TensorSpec) -> dict[str, tuple[int, ...]]:
-    return {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+def moments(parameter: TensorSpec) -> dict[str, tuple[tuple[int, ...], str]]:
+    return dict.fromkeys(("exp_avg", "exp_avg_sq"), (parameter.shape, "float32"))
 
 
 def chain(segments: int, micro_batches: int, *, elements: int = 1000) -> StepBuilder:

@@ -37,7 +37,9 @@ def job(run_dir: Path, settings: str = "fused", steps: int = 6, **keep: Any) -> 
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "trees", whole=("fused", "step")))
+@pytest.mark.parametrize(
+    "settings", proof_but(SETTINGS, "trees", whole=("fused", "step", "clipped"))
+)
 def test_the_best_steps_stay(settings: str, tmp_path: Path) -> None:
     """With the bits of a run that ended there, and without a change of the others."""
     run_dir = trained(job(tmp_path / "run", settings, best=2))

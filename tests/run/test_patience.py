@@ -33,7 +33,9 @@ def job(run_dir: Path, settings: str, steps: int = 9, **evaluation: Any) -> Conf
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "fused", whole=("clipped", "step")))
+@pytest.mark.parametrize(
+    "settings", proof_but(SETTINGS, "trees", whole=("clipped", "step", "fused"))
+)
 def test_a_run_that_learns_nothing_more_ends(settings: str, tmp_path: Path) -> None:
     """Behind the last evaluation that counts, whole; started again it stays, or goes on."""
     run_dir = trained(job(tmp_path / "run", settings, patience=2))

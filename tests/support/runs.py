@@ -134,6 +134,8 @@ def reference(config: Config) -> ReferenceResult:
         held_out=held_out,
         every=config.eval.every if config.eval is not None else 1,
         freeze=config.train.freeze or (),
+        state=optimizer.state,
+        groups=[{**group.model_dump(), **group.arguments} for group in optimizer.groups or ()],
     )
 
 

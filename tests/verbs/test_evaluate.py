@@ -46,7 +46,7 @@ def kept(run_dir: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16", "adapters"))
+    "settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16", "adapters", "trees"))
 )
 def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
     """Bit for bit, of a run without held-out data too; afterwards nothing is another."""
@@ -123,7 +123,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16", "adapters"))
+    "settings", proof_but(SETTINGS, "fused", whole=("clipped", "bfloat16", "adapters", "trees"))
 )
 def test_a_snapshot_is_evaluated(settings: str, tmp_path: Path) -> None:
     """With the loss of its step, and while the run trains on; what is not there is named."""

@@ -53,6 +53,8 @@ MODES: dict[str, dict[str, Any]] = {
     "two-repeated-clipped": {**CNN, **CLIPPED, "store": {"commit": {"lag": 2}}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
+    "parts-8bit": {**GPT, **PARTS, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
+    "bfloat16-state": {**GPT, "optimizer": {"state": "bfloat16"}},
     "parts-trees": {**GPT, **PARTS, **TREES, "store": {**PARTS["store"], **TREES["store"]}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
@@ -95,8 +97,12 @@ def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any
 
 BY_HAND = {
     "lora",
+    "lora-step",
+    "parts",
+    "batch-norm",
     "two-repeated",
     "lora-nf4",
+    "bfloat16-state",
     "two-repeated-clipped",
     "parts-trees",
     "batch-norm-clipped",
@@ -153,16 +159,14 @@ def test_activations_that_a_power_loss_took_are_made_again(
     assert report["kills"] > 3 and report["more"] > 0
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("part", LOSES)
+@pytest.mark.parametrize("part", proof_but(LOSES, whole=["an array", "buffers"]))
 def test_a_kill_loses_what_was_not_made_durable(part: str, server: Server, tmp_path: Path) -> None:
     """Each object that a commit writes is needed: these kills can find what is missing."""
     report = ask(server, tmp_path, "sweep", positions=14, enough=1, without=part, **LOSES[part])
     assert report["lost"] == 1
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("part", REPEATS)
+@pytest.mark.parametrize("part", proof_but(REPEATS, whole=["visits", "activations"]))
 def test_a_kill_repeats_more_without_a_wait_and_loses_nothing(
     part: str, server: Server, tmp_path: Path
 ) -> None:
@@ -171,8 +175,10 @@ def test_a_kill_repeats_more_without_a_wait_and_loses_nothing(
     assert report["wrong_count"] > 0 and report["lost"] == 0
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("part", ["hand-off", "finished gradients", "barriers"])
+@pytest.mark.parametrize(
+    "part",
+    proof_but(["hand-off", "finished gradients", "barriers"], whole=["hand-off", "barriers"]),
+)
 def test_the_same_kills_cost_nothing_where_nothing_is_left_out(
     part: str, server: Server, tmp_path: Path
 ) -> None:

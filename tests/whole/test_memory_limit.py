@@ -142,7 +142,9 @@ class FreeRun:
 
 
 @pytest.fixture(
-    scope="module", params=proof_but([True, False], True), ids=["recomputing", "saving"]
+    scope="module",
+    params=proof_but([True, False], True, whole=[False]),
+    ids=["recomputing", "saving"],
 )
 def free_run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> FreeRun:
     """Run once each way."""

@@ -11,7 +11,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.program.roles import Role, role_of
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 
-__all__ = ["ALIGNMENT_BYTES", "ArrayEntry", "ArrayLayout", "SegmentLayout", "lay_out"]
+__all__ = ["ALIGNMENT_BYTES", "Alike", "ArrayEntry", "ArrayLayout", "SegmentLayout", "lay_out"]
 
 ALIGNMENT_BYTES = 64
 _ALIGNMENT_ELEMENTS = 32
@@ -110,14 +110,33 @@ class SegmentLayout:
         ]
 
 
+@dataclass(frozen=True)
+class Alike:
+    """What arrays have in common that are divided together: the same elements in each part."""
+
+    tensors: Sequence[TensorSpec]
+    """That have a place in each of the arrays, though not every one has all of them."""
+    widest: int
+    """Bytes of the widest element."""
+    narrowest: int = _NARROWEST
+    """Bytes of the narrowest one."""
+    alignment: int = _ALIGNMENT_ELEMENTS
+    """A part begins at a multiple of so many elements of a tensor."""
+
+
 def lay_out(
-    name: str, dtype: str, tensors: Sequence[TensorSpec], *, chunk_limit_bytes: int, widest: int = 0
+    name: str,
+    dtype: str,
+    tensors: Sequence[TensorSpec],
+    *,
+    chunk_limit_bytes: int,
+    alike: Alike | None = None,
 ) -> ArrayLayout:
     """Place tensors one after the other, in the fewest equal chunks that are within the limit.
 
     The chunks are as small as equal ones can be, so the padding is less than 4096 bytes per chunk.
-    A tensor may lie across chunks. With `widest`, the bytes of the widest element of several arrays
-    of the same shapes, all of these get as many chunks, of as many elements. Raises ConfigError for
+    A tensor may lie across chunks. Arrays that are `alike` get as many chunks, of as many elements,
+    and a tensor the same place in each. Raises ConfigError for
     a limit below 4096 bytes, ValueError for a tensor of another dtype or no tensors (an array
     without entries is not created).
     """
@@ -128,15 +147,19 @@ def lay_out(
     if not tensors:
         raise ValueError(f"array {name} has no tensors")
     itemsize = ITEMSIZE[dtype]
-    alignment = max(_ALIGNMENT_ELEMENTS, ALIGNMENT_BYTES // itemsize)
+    alignment = max(alike.alignment if alike else _ALIGNMENT_ELEMENTS, ALIGNMENT_BYTES // itemsize)
+    own = {tensor.name: tensor for tensor in tensors}
     entries, end = [], 0
-    for tensor in tensors:
+    for placed in alike.tensors if alike else tensors:
+        offset = -(-end // alignment) * alignment
+        end = offset + placed.extent
+        if (tensor := own.get(placed.name)) is None:
+            continue
         if tensor.dtype != dtype:
             raise ValueError(f"array {name} is {dtype}, its tensor {tensor.name} {tensor.dtype}")
-        offset = -(-end // alignment) * alignment
         entries.append(ArrayEntry(tensor, offset))
-        end = offset + tensor.extent
-    page = PAGE_BYTES // (_NARROWEST if widest else itemsize)
+    page = PAGE_BYTES // (alike.narrowest if alike else itemsize)
     pages = max(1, -(-end // page))
-    chunks = -(-pages // max(1, chunk_limit_bytes // (page * max(widest, itemsize))))
+    widest = max(alike.widest if alike else 0, itemsize)
+    chunks = -(-pages // max(1, chunk_limit_bytes // (page * widest)))
     return ArrayLayout(name, dtype, tuple(entries), -(-pages // chunks) * page * itemsize, chunks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
@@ -17,13 +18,25 @@ from swaptrain.program.state_arrays import (
     segment_arrays,
 )
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
-from swaptrain.store.format.layout import ArrayLayout, SegmentLayout, lay_out
+from swaptrain.store.format.layout import Alike, ArrayLayout, SegmentLayout, lay_out
 
 __all__ = ["Layouts"]
 
 
+_ALIGNMENT_OF_CODES = 256
+"""Elements that share a scale: a part of an update begins with the first of them."""
 _MOST_PARTS = 16
 """Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
+
+
+@dataclass(frozen=True)
+class Undivided:
+    """What a segment that is updated in parts has in one piece."""
+
+    arrays: frozenset[str]
+    """Of those that only updates read."""
+    parameters: frozenset[str]
+    """Of which no divided array has anything: the first part updates them."""
 
 
 class Layouts:
@@ -46,6 +59,8 @@ class Layouts:
         self.chunk_bytes = chunk_bytes
         self.parts: dict[int, int] = {}
         """By segment that is updated in several parts: in how many."""
+        self.undivided: dict[int, Undivided] = {}
+        """By such a segment: what is not divided of what its update changes."""
         self._per_part: dict[int, int] = {}
         """By such a segment: the chunks of a part; the last one may have fewer."""
         self._of_parts: dict[ObjectKey, ArrayLayout] = {}
@@ -163,7 +178,8 @@ class Layouts:
 
     def state_keys(self, segment: int, array: str) -> list[ObjectKey]:
         """Return the objects that an array of a segment's state, or a frozen one, consists of."""
-        if segment not in self.parts or not role_of(array).is_for_updates:
+        whole = self.undivided[segment].arrays if segment in self.parts else ()
+        if segment not in self.parts or array in whole or not role_of(array).is_for_updates:
             return [ObjectKey(Kind.STATE, array, segment)]
         return [
             ObjectKey(Kind.STATE, array, segment, part=part) for part in range(self.parts[segment])
@@ -178,36 +194,39 @@ class Layouts:
     ) -> SegmentLayout:
         """Lay out a segment's state; note the parts that its update can be done in.
 
-        A part is the same elements of every array that only updates read. So these must hold the
-        same dense tensors, and the optimizer treat each element by itself. Weights with holes are
-        updated whole: there a part would be other elements than those of the rest.
+        A part is the same elements of every array that is divided, and the optimizer treats each
+        element by itself. Weights with holes are updated whole: there a part would be other
+        elements than those of the rest.
         """
         rest = {name: tensors for name, tensors in arrays.items() if role_of(name).is_for_updates}
-        shapes = {
-            tuple((t.name, t.extent) for t in tensors if t.extent == t.numel)
-            for tensors in rest.values()
-        }
-        widths = [ITEMSIZE[tensors[0].dtype] for tensors in rest.values()]
-        alike = len(shapes) == 1 and len(next(iter(shapes))) == len(next(iter(rest.values())))
         weights = [
             tensor
             for name, tensors in arrays.items()
             if role_of(name) is Role.WEIGHTS
             for tensor in tensors
         ]
-        if not alike or not all(tensor.is_dense and elementwise(tensor.name) for tensor in weights):
+        divided = divided_arrays(rest, weights)
+        if not divided or not all(t.is_dense and elementwise(t.name) for t in weights):
             return self._segment(arrays)
-        widest = max(widths)
+        widths = [ITEMSIZE[rest[name][0].dtype] for name in divided]
+        alike = Alike(rest[divided[0]], max(widths))
+        if len(divided) < len(rest):  # some tensors are coded, others are not
+            alike = Alike(weights, max(widths), min(2, *widths), _ALIGNMENT_OF_CODES)
         layout = SegmentLayout(
             tuple(
-                self._array(name, tensors, widest=widest if name in rest else 0)
+                self._array(name, tensors, alike=alike if name in divided else None)
                 for name, tensors in sorted(arrays.items())
             )
         )
-        chunks = layout.array(next(iter(rest))).chunks
+        chunks = layout.array(divided[0]).chunks
         per_part = -(-chunks // _MOST_PARTS)
         if chunks > per_part:
             self._per_part[k], self.parts[k] = per_part, -(-chunks // per_part)
+            in_parts = {tensor.name for name in divided for tensor in rest[name]}
+            self.undivided[k] = Undivided(
+                frozenset(rest.keys() - set(divided)),
+                frozenset(tensor.name for tensor in weights) - in_parts,
+            )
         return layout
 
     def _segment(self, arrays: Mapping[str, list[TensorSpec]]) -> SegmentLayout:
@@ -215,7 +234,37 @@ class Layouts:
             tuple(self._array(name, tensors) for name, tensors in sorted(arrays.items()))
         )
 
-    def _array(self, name: str, tensors: Sequence[TensorSpec], *, widest: int = 0) -> ArrayLayout:
+    def _array(
+        self, name: str, tensors: Sequence[TensorSpec], *, alike: Alike | None = None
+    ) -> ArrayLayout:
         return lay_out(
-            name, tensors[0].dtype, tensors, chunk_limit_bytes=self.chunk_bytes, widest=widest
+            name, tensors[0].dtype, tensors, chunk_limit_bytes=self.chunk_bytes, alike=alike
         )
+
+
+def divided_arrays(
+    rest: Mapping[str, Sequence[TensorSpec]], weights: Sequence[TensorSpec]
+) -> list[str]:
+    """Return which of the arrays that only updates read can be divided: the same elements in each.
+
+    All of them where they hold the same dense tensors. With coded state those that have every coded
+    tensor, element by element; scales and the float32 state of small tensors stay whole.
+    """
+    names = sorted(rest)
+    shapes = {
+        tuple((t.name, t.extent) for t in rest[name] if t.extent == t.numel) for name in names
+    }
+    if len(shapes) == 1 and len(next(iter(shapes))) == len(rest[names[0]]):
+        return names
+    optimizers = [name for name in names if role_of(name) is Role.OPTIMIZER]
+    coded = {t.name for name in optimizers for t in rest[name] if t.dtype != "float32"}
+    elements = {tensor.name: tensor.numel for tensor in weights}
+    by_element = [n for n in names if all(t.extent == elements[t.name] for t in rest[n])]
+    scales = [
+        name
+        for name in names
+        if all(t.extent == -(-elements[t.name] // _ALIGNMENT_OF_CODES) > 1 for t in rest[name])
+    ]
+    if not coded or len(by_element) + len(scales) < len(names):
+        return []
+    return [name for name in by_element if coded <= {tensor.name for tensor in rest[name]}]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swaptrain.errors import ConfigError
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
-from swaptrain.store.format.layout import SegmentLayout, lay_out
+from swaptrain.store.format.layout import Alike, SegmentLayout, lay_out
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "uint16", "int64", "bool", "complex128"])
 
@@ -47,7 +47,9 @@ def test_arrays_of_the_same_tensors_have_the_same_parts(sizes: list[int], limit_
     arrays = []
     for dtype in ("float32", "uint16"):
         tensors = [TensorSpec(f"t{i}", (n,), (1,), dtype) for i, n in enumerate(sizes)]
-        arrays.append(lay_out("a", dtype, tensors, chunk_limit_bytes=limit_bytes, widest=4))
+        arrays.append(
+            lay_out("a", dtype, tensors, chunk_limit_bytes=limit_bytes, alike=Alike(tensors, 4))
+        )
     assert arrays[0].chunk_bytes == 2 * arrays[1].chunk_bytes <= limit_bytes
     assert arrays[1].chunk_bytes % 4096 == 0
     chunks = arrays[0].chunks

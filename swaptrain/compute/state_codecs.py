@@ -1,0 +1,291 @@
+"""How an optimizer's state is stored: float32, bfloat16, or 8 bits an element.
+
+The update itself is torch's own, on float32: a block of the state is decoded before it and encoded
+behind it. So a codec says what is kept between two steps, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Literal, Protocol
+
+import torch
+import xxhash
+from torch import Tensor
+
+from swaptrain.program.roles import state_array
+
+__all__ = [
+    "CODING_BYTES",
+    "Codec",
+    "Draws",
+    "ShapeAndDtype",
+    "StateDtype",
+    "codec_of",
+    "dynamic_map",
+]
+__all__ += ["is_coded", "round_stochastically", "scales_of"]
+
+StateDtype = Literal["float32", "bfloat16", "8bit"]
+ShapeAndDtype = tuple[tuple[int, ...], str]
+"""Of an array that holds one tensor."""
+
+_LEAST_ELEMENTS = 4096
+"""A parameter with fewer elements keeps float32: its state is nothing on the disk."""
+_BLOCK = 256
+"""Elements that share a scale."""
+_AT_ONCE = 1 << 17
+"""Elements that are encoded at once: what torch makes on the way stays in a processor's cache."""
+_LEAST_SCALE = 1e-12
+_NEVER_NEGATIVE = frozenset(
+    {"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "acc_delta", "exp_inf", "step_size"}
+)
+"""State that is no less than 0: its map has no codes for the other half."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What random bits are a function of, beside the element: they are drawn again at a resume."""
+
+    seed: int
+    step: int
+    """The update, from 1."""
+    parameter: str
+    first: int = 0
+    """The element of the parameter, in the order of its memory, that the tensors begin with; a
+    multiple of 256."""
+
+    def at(self, first: int) -> Draws:
+        """Return the draws that begin so many elements further on."""
+        return Draws(self.seed, self.step, self.parameter, self.first + first)
+
+
+class Codec(Protocol):
+    """Stores one tensor of an optimizer's state that has the parameter's shape."""
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> dict[str, ShapeAndDtype]:
+        """Return the arrays that hold the state tensor `name`, by name."""
+
+    def decode(self, name: str, stored: Mapping[str, Tensor], block: slice, out: Tensor) -> None:
+        """Write a block into `out`, float32 [elements]; it begins at a multiple of 256.
+
+        `stored` holds each array as a 1-D tensor from the parameter's piece on.
+        """
+
+    def encode(
+        self, name: str, values: Tensor, stored: Mapping[str, Tensor], block: slice, draws: Draws
+    ) -> None:
+        """Store a block of float32 `values`, which are overwritten."""
+
+
+def codec_of(dtype: StateDtype) -> Codec | None:
+    """Return what stores state in `dtype`; None: as torch has it."""
+    return {"float32": None, "bfloat16": _BFloat16(), "8bit": _EightBit()}[dtype]
+
+
+CODING_BYTES = 20 * _AT_ONCE
+"""What encoding allocates, at the most."""
+
+
+def is_coded(shape: tuple[int, ...]) -> bool:
+    """Whether the state of a parameter of this shape is stored by a codec, where there is one."""
+    return prod(shape) >= _LEAST_ELEMENTS
+
+
+class _BFloat16:
+    """The upper halves of float32, rounded up or down by chance, as far as each is away.
+
+    Rounded to the nearest, a moving average would stand still where a step changes it by less than
+    half of the last place; rounded by chance it moves as it should, in the mean.
+    """
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> dict[str, ShapeAndDtype]:
+        return {state_array(name, "bf16"): (shape, "bfloat16")}
+
+    def decode(self, name: str, stored: Mapping[str, Tensor], block: slice, out: Tensor) -> None:
+        out.copy_(stored[state_array(name, "bf16")][block])
+
+    def encode(
+        self, name: str, values: Tensor, stored: Mapping[str, Tensor], block: slice, draws: Draws
+    ) -> None:
+        for start in range(0, values.numel(), _AT_ONCE):
+            piece = slice(block.start + start, min(block.start + start + _AT_ONCE, block.stop))
+            own = draws.at(piece.start)
+            round_stochastically(
+                values[start : start + _AT_ONCE],
+                stored[state_array(name, "bf16")][piece],
+                own,
+                name,
+            )
+
+
+class _EightBit:
+    """A code for each element and a float32 scale for 256 of them, in the order of memory.
+
+    The maps, the scales and the rounding (to the nearest, ties up) are those of torchao's and
+    bitsandbytes' 8-bit optimizers. Source: Dettmers et al., "8-bit Optimizers via Block-wise
+    Quantization", https://arxiv.org/abs/2110.02861, section 2.
+    """
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> dict[str, ShapeAndDtype]:
+        scales = -(-prod(shape) // _BLOCK)
+        return {
+            state_array(name, "8bit"): (shape, "uint8"),
+            state_array(name, "scale"): ((scales,), "float32"),
+        }
+
+    def decode(self, name: str, stored: Mapping[str, Tensor], block: slice, out: Tensor) -> None:
+        codes = stored[state_array(name, "8bit")][block]
+        scales = stored[state_array(name, "scale")][scales_of(block)]
+        values = _table(name not in _NEVER_NEGATIVE, codes.device).values
+        torch.index_select(values, 0, codes.int(), out=out)
+        for part, scale in _by_scale(out, scales):
+            part.mul_(scale)
+
+    def encode(
+        self, name: str, values: Tensor, stored: Mapping[str, Tensor], block: slice, draws: Draws
+    ) -> None:
+        for start in range(0, values.numel(), _AT_ONCE):
+            piece = slice(block.start + start, min(block.start + start + _AT_ONCE, block.stop))
+            codes = stored[state_array(name, "8bit")][piece]
+            scales = stored[state_array(name, "scale")][scales_of(piece)]
+            self._encode(name, values[start : start + _AT_ONCE], codes, scales)
+
+    def _encode(self, name: str, values: Tensor, codes: Tensor, scales: Tensor) -> None:
+        for part, scale in _by_scale(values, scales):
+            torch.amax(part.abs(), dim=1, keepdim=True, out=scale)  # twelve times a norm's speed
+            scale.clamp_(min=_LEAST_SCALE)
+            part.div_(scale)
+        _table(name not in _NEVER_NEGATIVE, codes.device).encode(values, codes)
+
+
+def scales_of(block: slice) -> slice:
+    """Return which scales belong to a block of elements that begins at a multiple of 256."""
+    return slice(block.start // _BLOCK, -(-block.stop // _BLOCK))
+
+
+def _by_scale(values: Tensor, scales: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the elements as rows of those that share a scale, [rows, 256] and [rows, 1].
+
+    The last ones, where they are fewer, are a row of their own.
+    """
+    whole, rest = divmod(values.numel(), _BLOCK)
+    parts = []
+    if whole:
+        parts.append((values[: whole * _BLOCK].view(whole, _BLOCK), scales[:whole].view(-1, 1)))
+    if rest:
+        parts.append((values[whole * _BLOCK :].view(1, rest), scales[whole:].view(1, 1)))
+    return parts
+
+
+class _Table:
+    """A map of 256 values, ascending, and a way to the nearest one that takes two look-ups.
+
+    The upper 16 bits of a float say its code up to one: `_base` has the code of the smallest value
+    that has these bits, `_threshold` the value from which on it is one more.
+    """
+
+    def __init__(self, values: Tensor, device: torch.device) -> None:
+        upper = torch.arange(1 << 16, dtype=torch.int32)
+        low = (upper << 16).view(torch.float32)
+        high = ((upper << 16) | 0xFFFF).view(torch.float32)
+        smallest, largest = torch.minimum(low, high), torch.maximum(low, high)
+        base, most = _nearest(smallest, values), _nearest(largest, values)
+        assert int((most - base).max()) <= 1
+        self._base = base.to(torch.uint8).to(device)
+        self._threshold = _thresholds(values)[base].to(device)
+        self.values = values.to(device)
+
+    def encode(self, values: Tensor, codes: Tensor) -> None:
+        """Write the code of the nearest value of each element, of two the upper one."""
+        upper = (values.view(torch.int32) >> 16) & 0xFFFF
+        torch.index_select(self._base, 0, upper, out=codes)
+        codes.add_(values >= self._threshold.index_select(0, upper))
+
+
+@cache
+def _table(signed: bool, device: torch.device) -> _Table:
+    return _Table(dynamic_map(signed=signed), device)
+
+
+def dynamic_map(*, signed: bool) -> Tensor:
+    """Return the 256 values of a code, float32, ascending, between -1 or 0 and 1.
+
+    7 exponents by powers of ten, each with twice as many steps as the one below, the middles of
+    equal parts of 0.1 to 1. Source: bitsandbytes' `create_dynamic_map` (the same in torchao).
+    """
+    bits, found = 7, []
+    for exponent in range(bits):
+        steps = 2 ** (exponent + 8 - bits - 1) + 1 if signed else 2 ** (exponent + 8 - bits) + 1
+        edges = torch.linspace(0.1, 1, steps)
+        middles = (edges[:-1] + edges[1:]) / 2.0
+        scaled = (10 ** (-(bits - 1) + exponent)) * middles
+        found += scaled.tolist()
+        if signed:
+            found += (-scaled).tolist()
+    return torch.tensor(sorted([*found, 0.0, 1.0]))
+
+
+def _thresholds(values: Tensor) -> Tensor:
+    """Return for each code the smallest float that is nearer to the next value, ties included.
+
+    Found by the rule itself, in float32: `x - below >= (above - below) / 2`.
+    """
+    below, above = values[:-1], values[1:]
+    half = (above - below) * 0.5
+    found = below + half
+    nan = torch.full_like(found, float("nan"))
+    for _ in range(4):  # rounding may have missed it by a place or two
+        lower = torch.nextafter(found, nan.new_tensor(float("-inf")).expand_as(found))
+        found = torch.where(lower - below >= half, lower, found)
+    for _ in range(4):
+        upper = torch.nextafter(found, nan.new_tensor(float("inf")).expand_as(found))
+        found = torch.where(found - below >= half, found, upper)
+    return torch.cat([found, nan.new_tensor([float("inf")])])
+
+
+def _nearest(x: Tensor, values: Tensor) -> Tensor:
+    """Return the code of the nearest value, int64; NaN gets 0."""
+    return torch.bucketize(x.nan_to_num(-2.0, 2.0, -2.0), _thresholds(values)[:-1], right=True)
+
+
+def round_stochastically(values: Tensor, out: Tensor, draws: Draws, name: str) -> None:
+    """Write float32 `values`, [n], to bfloat16 `out`, rounded up with the chance of the rest.
+
+    `values` are overwritten. 16 random bits are added to the lower half, and the upper one is kept.
+    """
+    bits = values.view(torch.int32)
+    bits.add_(_random_halves(values.numel(), draws, name, values.device))
+    out.view(torch.int16).copy_(bits.bitwise_right_shift_(16))
+
+
+def _random_halves(count: int, draws: Draws, name: str, device: torch.device) -> Tensor:
+    """Return `count` random numbers of 16 bits, int32: functions of the draws and the element.
+
+    Of each number of 64 bits, which SplitMix64 makes of a counter, come four. Source: Steele, Lea,
+    Flood, "Fast splittable pseudorandom number generators", https://doi.org/10.1145/2714064.2660195
+    """
+    assert draws.first % 4 == 0
+    text = f"{draws.seed} {draws.step} {draws.parameter} {name}"
+    key = xxhash.xxh3_64_intdigest(text.encode())
+    first = draws.first // 4
+    mixed = torch.arange(first, first + -(-count // 4), dtype=torch.int64, device=device)
+    mixed.mul_(_signed(0x9E3779B97F4A7C15)).add_(_signed(key))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed.bitwise_xor_(_shifted(mixed, shift)).mul_(_signed(factor))
+    mixed.bitwise_xor_(_shifted(mixed, 31))
+    return mixed.view(torch.int16)[:count].int().bitwise_and_(0xFFFF)
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """Return the bits moved down, zeros behind them."""
+    return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _signed(bits: int) -> int:
+    """Return 64 bits as int64 has them."""
+    bits %= 1 << 64
+    return bits - (1 << 64) if bits >> 63 else bits
