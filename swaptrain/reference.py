@@ -30,7 +30,14 @@ from swaptrain.compute.gradient_norms import held_out_loss, step_loss
 from swaptrain.compute.learning_rate import Schedule, ScheduleFields, learning_rate
 from swaptrain.compute.optimizer_classes import optimizer_arguments, optimizer_class
 from swaptrain.compute.split_master import is_dense, split, storage_order
-from swaptrain.compute.state_codecs import Draws, StateDtype, codec_of, is_coded
+from swaptrain.compute.state_codecs import (
+    WEIGHT,
+    Draws,
+    StateDtype,
+    codec_of,
+    is_coded,
+    round_in_pieces,
+)
 from swaptrain.compute.weighting.plain import CountedCalls, WeightedCalls
 from swaptrain.errors import ConfigError
 
@@ -81,6 +88,7 @@ def train_reference(
     freeze: Sequence[str] = (),
     state: StateDtype = "float32",
     groups: Sequence[Mapping[str, Any]] = (),
+    master: str = "float32",
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -93,6 +101,8 @@ def train_reference(
     match one of the globs `freeze` stay as they are. Behind each step the optimizer's state is
     stored in `state` and read back, as `optimizer.state` asks for. `groups` are those of
     `optimizer.groups`: each is an optimizer of its own, with the parameters that it matches first.
+    With the `master` "none" bfloat16 weights are rounded by chance behind each step, and the next
+    one begins from what is left.
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -112,7 +122,7 @@ def train_reference(
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(fnmatchcase(name, pattern) for pattern in freeze):
             parameter.requires_grad_(False)
-    masters = Masters(model, dtype)
+    masters = Masters(model, dtype, exact=master == "float32")
     base = {"name": optimizer, "lr": lr, "weight_decay": weight_decay, "state": state}
     steppers = build_optimizers(masters, base, arguments or {}, groups)
     losses, grad_norms, eval_losses = [], [], {}
@@ -134,6 +144,7 @@ def train_reference(
             stepper.step()
             masters.store(stepper, own_state, seed=seed, step=step)
             stepper.zero_grad(set_to_none=True)
+        masters.round(seed=seed, step=step)
         masters.to_model()
         if held_out and step % every == 0:
             eval_losses[step] = evaluate(
@@ -273,8 +284,12 @@ class Masters:
     none: torch's fused optimizers step what lies in the holes instead of the last elements.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Turn `model` into `dtype`; the masters are the values that its constructor gave."""
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, exact: bool = True) -> None:
+        """Turn `model` into `dtype`; the masters are the values that its constructor gave.
+
+        Unless `exact` they hold what the model does, in float32.
+        """
+        self._exact = exact
         self._parameters = dict(model.named_parameters())
         first = {id(p): name for name, p in self._parameters.items()}
         self.names = defaultdict[str, list[str]](list)
@@ -293,6 +308,27 @@ class Masters:
                 if parameter.dtype == torch.float32 and name not in kept:
                     parameter.data = torch.empty_like(parameter, dtype=torch.bfloat16)
             self.to_model()
+            for name in self._rounded:
+                self._masters[name].data.copy_(self._parameters[name])
+
+    @property
+    def _rounded(self) -> list[str]:
+        """Names of the weights that have no master."""
+        return [
+            name
+            for name, master in self._masters.items()
+            if not self._exact
+            and master.requires_grad
+            and self._parameters[name].dtype != master.dtype
+        ]
+
+    def round(self, *, seed: int, step: int) -> None:
+        """Round the weights that have no master by chance."""
+        for name in self._rounded:
+            flat = storage_order(self._masters[name].detach())
+            out = torch.empty(flat.numel(), dtype=torch.bfloat16, device=flat.device)
+            round_in_pieces(flat.clone(), out, Draws(seed, step, name), WEIGHT)
+            flat.copy_(out)
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -344,8 +380,9 @@ class Masters:
                 master = self._masters[name]
                 if master is parameter:
                     continue
-                if parameter.dtype == master.dtype or not master.requires_grad:
-                    parameter.copy_(master)  # what never changes has no remainder to complete it
+                has_rest = self._exact and master.requires_grad
+                if parameter.dtype == master.dtype or not has_rest:
+                    parameter.copy_(master)  # nothing completes it to the master
                 else:
                     remainder = torch.empty_like(master, dtype=torch.int16)
                     split(master.detach(), parameter.detach(), remainder)

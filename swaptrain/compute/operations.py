@@ -260,11 +260,13 @@ class Operations:
                         state[array] = _piece_of(tensor, piece, parameter.tensor.numel)
             first = 0 if piece is None else piece.start
             lr, decay = rate(rule.lr), parameter.decays or rule.decays_all
-            if norms is not None and not parameter.split and name not in norms:
+            halves = parameter.split or parameter.rounded
+            if norms is not None and not halves and name not in norms:
                 norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
-            if parameter.split:
+            if halves:
+                lower = arrays[Role.REMAINDER.value][name] if parameter.split else None
                 rule.update_split(
-                    weights, arrays[Role.REMAINDER.value][name], gradient, state,
+                    weights, lower, gradient, state,
                     coefficient=coefficient, updates_before=step - 1, lr=lr, decay=decay,
                     look=None if norms is None else partial(norms.add, name),
                     name=name, first=first,

@@ -21,11 +21,13 @@ from swaptrain.compute.optimizer_classes import (
 from swaptrain.compute.split_master import is_dense, join, split, storage_order
 from swaptrain.compute.state_codecs import (
     CODING_BYTES,
+    WEIGHT,
     Draws,
     ShapeAndDtype,
     StateDtype,
     codec_of,
     is_coded,
+    round_in_pieces,
 )
 from swaptrain.errors import ConfigError
 
@@ -222,7 +224,7 @@ class UpdateRule:
     def update_split(
         self,
         hi: Tensor,
-        lo: Tensor,
+        lo: Tensor | None,
         gradient: Tensor,
         state: Mapping[str, Tensor],
         *,
@@ -237,7 +239,8 @@ class UpdateRule:
         """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
 
         `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
-        elements in the same order of memory. `gradient` may be bfloat16 as well; the optimizer is
+        elements in the same order of memory; None: `hi` is all there is, and is rounded by chance.
+        `gradient` may be bfloat16 as well; the optimizer is
         given it in float32, times `coefficient`, [], if there is one, for which a float32 gradient
         changes. `look`, which may raise, is shown it in float32 too, in blocks where it is used in
         blocks: each right before, when it is in the processor's cache anyway. The rest as for
@@ -245,24 +248,26 @@ class UpdateRule:
         """
         self._begin(lr=lr, decay=decay)
         views, coded = self._state_views(hi, state)
+        draws = Draws(self.seed, updates_before + 1, name, first)
         if not self.elementwise:
             master = torch.empty_like(hi, dtype=torch.float32)
             check_layout(master, gradient)
-            join(hi, lo, master)
+            widen(hi, lo, master)
             gradient = gradient.float()
             if look is not None:
                 look(gradient)
             if coefficient is not None:
                 gradient.mul_(coefficient)
             self._step(master, gradient, views, updates_before)
-            split(master, hi, lo, consume=True)
+            narrow(master, hi, lo, draws)
             return
-        hi_flat, lo_flat = storage_order(hi), storage_order(lo)
+        hi_flat = storage_order(hi)
+        lo_flat = None if lo is None else storage_order(lo)
         scratch = self._scratch_blocks(hi.device, 2)
-        draws = Draws(self.seed, updates_before + 1, name, first)
         for block, block_gradient, block_state in self._blocks(hi, gradient, views, coded, draws):
             master, wide = scratch[:, : block_gradient.numel()]
-            join(hi_flat[block], lo_flat[block], master, scratch=wide)
+            lower = None if lo_flat is None else lo_flat[block]
+            widen(hi_flat[block], lower, master, scratch=wide)
             if block_gradient.dtype != torch.float32:
                 block_gradient = wide.copy_(block_gradient)
             if look is not None:
@@ -270,7 +275,7 @@ class UpdateRule:
             if coefficient is not None:
                 block_gradient.mul_(coefficient)
             self._step(master, block_gradient, block_state, updates_before)
-            split(master, hi_flat[block], lo_flat[block], consume=True)
+            narrow(master, hi_flat[block], lower, draws.at(block.start))
 
     def _begin(self, *, lr: float, decay: bool) -> None:
         """Set what is the same for all blocks of a call."""
@@ -380,6 +385,22 @@ class UpdateRule:
             found = torch.empty(rows, block_elements(device), dtype=torch.float32, device=device)
             self._scratch[device] = found
         return found[:rows]
+
+
+def widen(hi: Tensor, lo: Tensor | None, out: Tensor, *, scratch: Tensor | None = None) -> None:
+    """Write the float32 weights of `hi`, which `lo` completes where it is there, into `out`."""
+    if lo is None:
+        out.copy_(hi)
+    else:
+        join(hi, lo, out, scratch=scratch)
+
+
+def narrow(master: Tensor, hi: Tensor, lo: Tensor | None, draws: Draws) -> None:
+    """Write float32 weights, which are overwritten, into their halves, or round them by chance."""
+    if lo is not None:
+        split(master, hi, lo, consume=True)
+        return
+    round_in_pieces(storage_order(master), storage_order(hi), draws, WEIGHT)
 
 
 Rules = Callable[[str], UpdateRule]

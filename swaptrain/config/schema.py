@@ -111,6 +111,10 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What is computed in. With bfloat16 an exact float32 master of each weight is kept, and of the
     data's floating tensors only those are cast that a parameter's operation reads first."""
+    master: Literal["float32", "none"] = "float32"
+    """What is kept of a bfloat16 weight beside it. float32: the rest of an exact float32 master.
+    none: nothing, and each update rounds the weight by chance: 2 bytes a parameter of disk less,
+    and another promise: docs/results.md has the losses."""
     base: QuantizedAs | None = None
     """How frozen weights lie on the disk and in RAM: int8 (a byte a weight, a scale a row) or nf4
     (half a byte a weight, a scale for each 64). They are decoded to `dtype` once a visit of a
@@ -132,6 +136,8 @@ class ModelConfig(Section):
             raise ValueError("architecture belongs to hf: it names a class of transformers")
         if self.resize_to_tokenizer and self.hf is None:
             raise ValueError("resize_to_tokenizer belongs to hf: a function makes its own table")
+        if self.master == "none" and self.dtype == "float32":
+            raise ValueError("master: none belongs to dtype: bfloat16, whose weights it rounds")
         if self.base_except is not None and self.base is None:
             raise ValueError("base_except belongs to base: int8 or nf4")
         return self

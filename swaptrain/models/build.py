@@ -21,7 +21,7 @@ from swaptrain.capture.init.construct import Addition, Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.capture.uncut import Uncut
-from swaptrain.config.schema import Config
+from swaptrain.config.schema import Config, ModelConfig
 from swaptrain.data import HeldOut
 from swaptrain.models.adapter_files import AdapterFiles
 from swaptrain.models.checkpoint import Checkpoint
@@ -129,7 +129,7 @@ def build(
     freeze(module, config.train.freeze or (), all_match=is_whole)
     if config.model.dtype == "bfloat16":
         lower_parameters(module, construction.fake_mode, torch.bfloat16)
-    masters = {n: _master(p, config.model.dtype) for n, p in module.named_parameters()}
+    masters = {n: _master(p, config.model) for n, p in module.named_parameters()}
     dtype = getattr(torch, config.model.dtype)
     try:
         dtypes = batch_dtypes(module, batch, dtype, construction.fake_mode)
@@ -172,10 +172,10 @@ def _adapter_record(module: nn.Module, adapter: Mapping[str, Any], base: object)
     )
 
 
-def _master(parameter: nn.Parameter, dtype: str) -> str:
-    """Return the dtype of a parameter's master: float32 where bfloat16 trains in a bfloat16 run."""
+def _master(parameter: nn.Parameter, model: ModelConfig) -> str:
+    """Return the dtype of a parameter's master: `model.master` where bfloat16 trains as such."""
     own = str(parameter.dtype).removeprefix("torch.")
-    return "float32" if own == dtype == "bfloat16" and parameter.requires_grad else own
+    return model.master if own == model.dtype == "bfloat16" and parameter.requires_grad else own
 
 
 def additions(

@@ -18,7 +18,8 @@ class ParameterSpec:
 
     tensor: TensorSpec
     master: str
-    """The dtype of the master copy; when it is wider than the tensor's, the remainder is stored."""
+    """The dtype of the master copy; when it is wider than the tensor's, the remainder is stored.
+    `none`: there is none, and an update rounds by chance."""
     trainable: bool
     """Requires a gradient, and the loss reaches it: it has optimizer state and is updated."""
 
@@ -39,7 +40,17 @@ class ParameterSpec:
     @property
     def split(self) -> bool:
         """Whether a 16-bit remainder completes the weight to its float32 master."""
-        return self.master != self.tensor.dtype
+        return self.master not in (self.tensor.dtype, "none")
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the weight alone is kept, which every update rounds by chance."""
+        return self.master == "none"
+
+    @property
+    def widest(self) -> str:
+        """The dtype in which an update computes with it."""
+        return "float32" if self.rounded else self.master
 
     @property
     def decays(self) -> bool:

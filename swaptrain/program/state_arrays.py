@@ -99,7 +99,7 @@ def accumulator_tensors(
     stay as narrow as autograd makes them, and the update widens them, which changes no bit.
     """
     trained = [p for name in segment.owns if (p := model.parameters[name]).trainable]
-    narrow = micro_batches == 1 and all(p.split for p in trained)
+    narrow = micro_batches == 1 and all(p.split or p.rounded for p in trained)
     tensors = [p.tensor.without_holes() for p in trained]
     return tensors if narrow else [replace(tensor, dtype="float32") for tensor in tensors]
 

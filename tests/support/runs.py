@@ -135,6 +135,7 @@ def reference(config: Config) -> ReferenceResult:
         every=config.eval.every if config.eval is not None else 1,
         freeze=config.train.freeze or (),
         state=optimizer.state,
+        master=config.model.master,
         groups=[{**group.model_dump(), **group.arguments} for group in optimizer.groups or ()],
     )
 

@@ -176,3 +176,32 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused(tmp_path: Path) -> 
         trained(
             config_of(tmp_path / "a", {**BASE, "optimizer": {"name": "adafactor", "state": "8bit"}})
         )
+
+
+@pytest.mark.parametrize(
+    ("state", "optimizer", "shape"),
+    proof_but(
+        [
+            ("8bit", "adamw", "parts"),
+            ("8bit", "adamw-clipped", "segments"),
+            ("float32", "momentum", "trees"),
+            ("bfloat16", "adamw", "parts"),
+        ],
+        ("8bit", "adamw", "parts"),
+    ),
+)
+def test_weights_without_a_master(tmp_path: Path, state: str, optimizer: str, shape: str) -> None:
+    """Rounded by chance, as plain PyTorch does it with the same draws; nothing else is kept."""
+    config = job(tmp_path / "a", state, "bfloat16", optimizer, shape)
+    model = config.model.model_copy(update={"master": "none"})
+    config = config.model_copy(update={"model": model})
+    run = trained(config)
+    plain = reference(config)
+    assert losses(run) == plain.losses
+    assert_same_state(weights(run), plain)
+    store = look(run)
+    assert store is not None
+    arrays = {row.array for record in store.records.values() for row in record.table}
+    assert "remainder" not in arrays
+    values = weights(run)["blocks.0.mlp.1.weight"]
+    assert torch.equal(values, values.bfloat16().float())

@@ -60,7 +60,7 @@ def check_memory(name: str, parameter: torch.Tensor) -> None:
 def check_trained(parameters: Iterable[ParameterSpec]) -> None:
     """Raise CaptureError for a parameter that trains in numbers without a float32 master."""
     for parameter in parameters:
-        if parameter.trainable and parameter.master != "float32":
+        if parameter.trainable and parameter.master not in ("float32", "none"):
             advice = _ADVICE.get(parameter.master, _ADVICE["float64"])
             raise CaptureError(
                 f"parameter {parameter.name} is {parameter.master} and trains: the weights that an "

@@ -24,7 +24,7 @@ _NO_LIMIT = 1 << 60
 
 def captured_anew(built: BuiltModel, batch: Mapping[str, Tensor]) -> Captured:
     """Return the model captured with float32 weights and a few cuts; `built` stays as it is."""
-    masters = {name: spec.master for name, spec in built.uncut.parameters.items()}
+    masters = {name: spec.widest for name, spec in built.uncut.parameters.items()}
     module, fake_mode = built.initial.module, built.initial.construction.fake_mode
     with _float32_parameters(module, fake_mode):
         return cut_in_pieces(capture(module, fake_mode, batch, masters))

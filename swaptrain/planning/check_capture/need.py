@@ -41,7 +41,7 @@ def needed_bytes(captured: Captured, dtype: str) -> int:
 def _parameters_bytes(model: ModelSpec) -> int:
     """Return the bytes of the weights twice and of the gradients of those that are trained."""
     return sum(
-        (3 if parameter.trainable else 2) * parameter.tensor.numel * ITEMSIZE[parameter.master]
+        (3 if parameter.trainable else 2) * parameter.tensor.numel * ITEMSIZE[parameter.widest]
         for parameter in model.parameters.values()
     )
 
