@@ -9,7 +9,7 @@ from fractions import Fraction
 from swaptrain.errors import ConfigError
 
 __all__ = ["GIB", "MIB", "exact_size", "format_count", "format_duration", "format_size"]
-__all__ += ["parse_size", "roomy_size"]
+__all__ += ["format_wear", "parse_size", "roomy_size"]
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _UNITS = {
@@ -59,6 +59,13 @@ def format_size(size_bytes: int | float) -> str:
     if size >= KIB:
         return f"{size_bytes / KIB:.1f} KiB"
     return f"{size_bytes:.0f} B"
+
+
+def format_wear(size_bytes: int | float) -> str:
+    """Show written bytes as drives' guarantees do, by powers of 1000: `2.31 TB`, `84.0 GB`."""
+    if size_bytes >= 999.95e9:
+        return f"{size_bytes / 1e12:,.2f} TB"
+    return f"{size_bytes / 1e9:.1f} GB"
 
 
 def exact_size(size_bytes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,13 +20,19 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.strict_json import parse_json
 
-__all__ = ["MetricsFile", "StepMetrics", "read_rows"]
+__all__ = ["MetricsFile", "StepMetrics", "read_rows", "written_bytes"]
 
 _PIECE_BYTES = 2**16
 _LINE_BYTES = 512  # the numbers of a step, written out, take about 450
 _MOST_RESERVED_BYTES = 64 << 20
 _LONGEST_BYTES = 2**20
 """Of a line: rows have some hundred bytes."""
+
+
+def written_bytes(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the bytes that the steps of these rows have written."""
+    found = (row.get("write_bytes") for row in rows)
+    return sum(nbytes for nbytes in found if isinstance(nbytes, int))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ class Progress:
         self._console = console or _Console()
         self._host_budget_bytes, self._clock = host_budget_bytes, clock
         self._live: Live | None = None
-        self._total_steps = 0
+        self._total_steps = self._written_bytes = 0
         self._last_line = ""
         self._recent_step_s: deque[float] = deque(maxlen=_ETA_STEPS)
         self._step, self._step_began_s = 0, 0.0
@@ -90,12 +90,16 @@ class Progress:
             if self._last_line:
                 self._print(self._last_line)
 
-    def start(self, total_steps: int, first_step: int, segments: int) -> None:
+    def start(
+        self, total_steps: int, first_step: int, segments: int, *, written_bytes: int = 0
+    ) -> None:
         """Say what is about to run: steps first_step to total_steps over so many segments.
+
+        `written_bytes` are those that the run has written so far.
 
         None may be left of them, where a longer run is given less: what it began is completed.
         """
-        self._total_steps = total_steps
+        self._total_steps, self._written_bytes = total_steps, written_bytes
         self._step_began_s = self._printed_s = self._clock()
         if not total_steps:
             self.note("train.steps is 0: the initial weights are the run")
@@ -147,12 +151,14 @@ class Progress:
 
     def _line(self, metrics: StepMetrics) -> str:
         self._recent_step_s.append(metrics.step_s)
+        self._written_bytes += metrics.write_bytes
         mean_s = sum(self._recent_step_s) / len(self._recent_step_s)
         return progress_line(
             metrics,
             total_steps=self._total_steps,
             host_budget_bytes=self._host_budget_bytes,
             eta_s=mean_s * (self._total_steps - metrics.step),
+            written_bytes=self._written_bytes,
         )
 
     def note(self, text: str) -> None:

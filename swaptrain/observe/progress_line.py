@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 from swaptrain.observe.step_metrics import StepMetrics
-from swaptrain.units import GIB, MIB, format_duration, format_size
+from swaptrain.units import GIB, MIB, format_duration, format_size, format_wear
 
 __all__ = ["progress_line"]
+
+_WORTH = 10 * 10**9
+"""Bytes that a run writes in all, from which on a drive's life is worth a word."""
 
 
 def progress_line(
@@ -16,11 +19,15 @@ def progress_line(
     total_steps: int,
     host_budget_bytes: int | None = None,
     eta_s: float | None = None,
+    written_bytes: int = 0,
 ) -> str:
     """Return the line of a finished step; what was not measured is left out.
 
-    `step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.9 GiB/s | wrote 71.0 GiB
-    | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h`
+    `step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.9 GiB/s | wrote 71.0 GiB,
+    910.0 GB of 15.24 TB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h`
+
+    `written_bytes` are those of the run so far; with what the steps to come write, if each writes
+    as much as this one, they are what the run takes of a drive's life. Shown from 10 GB on.
     """
     step_s = max(metrics.step_s, 1e-9)
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
@@ -32,7 +39,9 @@ def progress_line(
         per_s = format_size(metrics.read_bytes / step_s)
         parts.append(f"read {format_size(metrics.read_bytes)} at {per_s}/s")
     if metrics.write_bytes:
-        parts.append(f"wrote {format_size(metrics.write_bytes)}")
+        wear = written_bytes + metrics.write_bytes * max(0, total_steps - metrics.step)
+        said = f", {format_wear(written_bytes)} of {format_wear(wear)}" if wear >= _WORTH else ""
+        parts.append(f"wrote {format_size(metrics.write_bytes)}{said}")
     memory = []
     if metrics.peak_host_bytes:
         memory.append(f"RAM {_of_budget(metrics.peak_host_bytes, host_budget_bytes)}")

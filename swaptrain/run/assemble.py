@@ -19,7 +19,7 @@ from swaptrain.memory.malloc import release, retain, set_apart
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_usage import resident_bytes
-from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.metrics import MetricsFile, read_rows, written_bytes
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import open_reports
 from swaptrain.observe.trace import TraceFile
@@ -111,7 +111,8 @@ def assemble(
         step = position.decision.done
         progress.start_evaluation(step, segments)
     else:
-        progress.start(config.train.last_step, step, segments)
+        before = written_bytes(read_rows(paths.metrics))
+        progress.start(config.train.last_step, step, segments, written_bytes=before)
     trace = None
     if config.run.trace:
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")

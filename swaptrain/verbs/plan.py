@@ -8,6 +8,7 @@ from swaptrain.data import describe_rows
 from swaptrain.data.record import RunRecord
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.machine.speeds import Machine, known_machine
+from swaptrain.observe.metrics import read_rows, written_bytes
 from swaptrain.planning.disk_budget import (
     disk_needs,
     estimated_data_bytes,
@@ -114,6 +115,8 @@ def plan(config: Config) -> PlanReport:
         traffic=traffic,
         least_traffic_bytes=least,
         step_write_bytes=written,
+        written_bytes=written_bytes(read_rows(RunPaths(run_dir).metrics)),
+        steps_left=max(0, config.train.last_step - steps_done(run_dir, root)),
         tokens=_tokens(config),
         machine=found,
         saves=len(made.builder.saves),

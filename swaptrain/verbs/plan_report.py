@@ -57,6 +57,9 @@ class PlanReport:
     least_traffic_bytes: float
     """The lower bound of a step's traffic with this pool as the cache."""
     step_write_bytes: int
+    written_bytes: int
+    """By the steps so far, as metrics.jsonl has it."""
+    steps_left: int
     tokens: int
     """Tokens (or items) of a step."""
     machine: Machine | None

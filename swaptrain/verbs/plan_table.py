@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config.schema import Config
-from swaptrain.units import format_count, format_duration, format_size
+from swaptrain.units import format_count, format_duration, format_size, format_wear
 from swaptrain.verbs.plan_report import PlanReport, Segment
 
 __all__ = ["figures", "show"]
@@ -137,13 +137,12 @@ def _traffic(report: PlanReport) -> Iterator[tuple[str, str]]:
             ),
         )
     if report.step_write_bytes:
-        yield (
-            "wear",
-            (
-                f"{size(report.step_write_bytes)} written a step: a 600 TBW drive lasts "
-                f"{format_count(_DRIVE_BYTES // report.step_write_bytes)} steps"
-            ),
-        )
+        to_come = report.steps_left * report.step_write_bytes
+        parts = [f"{size(report.step_write_bytes)} written a step"]
+        parts += [f"{format_wear(report.written_bytes)} so far"] * (report.written_bytes > 0)
+        parts += [f"{format_wear(to_come)} to come"] * (to_come > 0)
+        lasts = format_count(_DRIVE_BYTES // report.step_write_bytes)
+        yield "wear", f"{', '.join(parts)}: a 600 TBW drive lasts {lasts} steps"
 
 
 def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:

@@ -62,10 +62,11 @@ def test_the_line_of_a_step() -> None:
         total_steps=200,
         host_budget_bytes=24 * GIB,
         eta_s=7560.0,
+        written_bytes=910 * 10**9,
     )
     assert line == (
         "step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.3 GiB/s"
-        " | wrote 71.0 GiB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h"
+        " | wrote 71.0 GiB, 910.0 GB of 15.24 TB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h"
     )
 
 
@@ -77,7 +78,7 @@ def test_the_line_leaves_out_what_is_not_known() -> None:
         eta_s=0.0,
     )
     assert line.startswith("step 200/200 | loss nan | eval 2.5000 | 0.0 ms | ")
-    assert "read" not in line
+    assert "read" not in line and "TB" not in line
     assert "RAM" not in line
     assert "eta" not in line
 
