@@ -6,7 +6,7 @@ behind it. So a codec says what is kept between two steps, and changes nothing e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -88,6 +88,8 @@ def codec_of(dtype: StateDtype) -> Codec | None:
     return {"float32": None, "bfloat16": _BFloat16(), "8bit": _EightBit()}[dtype]
 
 
+_PIECE = 1 << 17
+"""Elements of 8-bit state that are encoded at once."""
 CODING_BYTES = 20 * _AT_ONCE
 """What encoding allocates, at the most."""
 
@@ -133,28 +135,53 @@ class _EightBit:
         }
 
     def decode(self, name: str, stored: Mapping[str, Tensor], block: slice, out: Tensor) -> None:
-        codes = stored[state_array(name, "8bit")][block]
-        scales = stored[state_array(name, "scale")][scales_of(block)]
-        values = _table(name not in _NEVER_NEGATIVE, codes.device).values
-        torch.index_select(values, 0, codes.int(), out=out)
-        for part, scale in _by_scale(out, scales):
-            part.mul_(scale)
+        table = _table(name not in _NEVER_NEGATIVE, out.device)
+
+        def decode(piece: slice) -> None:
+            codes, scales, values = _piece(name, stored, block, piece, out)
+            table.decode(codes, values)
+            for part, scale in _by_scale(values, scales):
+                part.mul_(scale)
+
+        _in_pieces(decode, out)
 
     def encode(
         self, name: str, values: Tensor, stored: Mapping[str, Tensor], block: slice, draws: Draws
     ) -> None:
-        for start in range(0, values.numel(), _AT_ONCE):
-            piece = slice(block.start + start, min(block.start + start + _AT_ONCE, block.stop))
-            codes = stored[state_array(name, "8bit")][piece]
-            scales = stored[state_array(name, "scale")][scales_of(piece)]
-            self._encode(name, values[start : start + _AT_ONCE], codes, scales)
+        table = _table(name not in _NEVER_NEGATIVE, values.device)
 
-    def _encode(self, name: str, values: Tensor, codes: Tensor, scales: Tensor) -> None:
-        for part, scale in _by_scale(values, scales):
-            torch.amax(part.abs(), dim=1, keepdim=True, out=scale)  # twelve times a norm's speed
-            scale.clamp_(min=_LEAST_SCALE)
-            part.div_(scale)
-        _table(name not in _NEVER_NEGATIVE, codes.device).encode(values, codes)
+        def encode(piece: slice) -> None:
+            codes, scales, own = _piece(name, stored, block, piece, values)
+            for part, scale in _by_scale(own, scales):
+                _largest(part, scale, signed=table.signed)
+                part.div_(scale.clamp_(min=_LEAST_SCALE))
+            table.encode(own, codes)
+
+        _in_pieces(encode, values)
+
+
+def _piece(
+    name: str, stored: Mapping[str, Tensor], block: slice, piece: slice, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, scales and values of a piece of a block."""
+    at = slice(block.start + piece.start, block.start + piece.stop)
+    codes, scales = stored[state_array(name, "8bit")], stored[state_array(name, "scale")]
+    return codes[at], scales[scales_of(at)], values[piece]
+
+
+def _largest(rows: Tensor, out: Tensor, *, signed: bool) -> None:
+    """Write the largest size of each row's elements; twice as fast as by their absolute values."""
+    torch.amax(rows, dim=1, keepdim=True, out=out)
+    if signed:
+        torch.maximum(out, torch.amin(rows, dim=1, keepdim=True).neg_(), out=out)
+
+
+def _in_pieces(work: Callable[[slice], None], values: Tensor) -> None:
+    """Call `work` with pieces of `values`: what it makes on the way stays in a CPU's cache."""
+    count = values.numel()
+    size = _PIECE if values.device.type == "cpu" else max(count, 1)
+    for start in range(0, count, size):
+        work(slice(start, min(start + size, count)))
 
 
 def scales_of(block: slice) -> slice:
@@ -177,28 +204,49 @@ def _by_scale(values: Tensor, scales: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Table:
-    """A map of 256 values, ascending, and a way to the nearest one that takes two look-ups.
+    """A map of 256 values, ascending, and a way to the nearest one that takes one look-up.
 
-    The upper 16 bits of a float say its code up to one: `_base` has the code of the smallest value
-    that has these bits, `_threshold` the value from which on it is one more.
+    The bits of a float, of a negative one inverted but for the sign, are whole numbers in the order
+    of the floats. Their upper 16 bits say the code up to one. So `_steps` has for these the code of
+    the smallest such float times 2^16, and what is to be added to the lower 16 bits for a carry
+    where the code is one more.
     """
 
     def __init__(self, values: Tensor, device: torch.device) -> None:
-        upper = torch.arange(1 << 16, dtype=torch.int32)
-        low = (upper << 16).view(torch.float32)
-        high = ((upper << 16) | 0xFFFF).view(torch.float32)
-        smallest, largest = torch.minimum(low, high), torch.maximum(low, high)
-        base, most = _nearest(smallest, values), _nearest(largest, values)
-        assert int((most - base).max()) <= 1
-        self._base = base.to(torch.uint8).to(device)
-        self._threshold = _thresholds(values)[base].to(device)
+        self.signed = bool(values[0] < 0)
         self.values = values.to(device)
+        thresholds = _in_order(_thresholds(values)[:-1])
+        first = -(1 << 15) if self.signed else 0
+        smallest = torch.arange(first, 1 << 15, dtype=torch.int64) << 16
+        base = torch.bucketize(smallest, thresholds, right=True)
+        assert int((torch.bucketize(smallest | 0xFFFF, thresholds, right=True) - base).max()) <= 1
+        ahead = torch.cat([thresholds, thresholds.new_tensor([1 << 40])])[base] - smallest
+        carry = (1 << 16) - ahead.clamp(max=1 << 16)
+        self._steps = ((base << 16) + carry).to(torch.int32).to(device)
+
+    def decode(self, codes: Tensor, out: Tensor) -> None:
+        """Write the values of codes."""
+        torch.index_select(self.values, 0, codes.int(), out=out)
 
     def encode(self, values: Tensor, codes: Tensor) -> None:
-        """Write the code of the nearest value of each element, of two the upper one."""
-        upper = (values.view(torch.int32) >> 16) & 0xFFFF
-        torch.index_select(self._base, 0, upper, out=codes)
-        codes.add_(values >= self._threshold.index_select(0, upper))
+        """Write the code of the nearest value of each element, of two the upper one.
+
+        The values, between -1 and 1, are overwritten.
+        """
+        bits = values.view(torch.int32)
+        if self.signed:
+            bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))
+        upper = bits >> 16
+        if self.signed:
+            upper.add_(1 << 15)
+        found = self._steps.index_select(0, upper)
+        codes.copy_(found.add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16))
+
+
+def _in_order(values: Tensor) -> Tensor:
+    """Return float32 as whole numbers in the same order, int64."""
+    bits = values.view(torch.int32).long()
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @cache
@@ -240,11 +288,6 @@ def _thresholds(values: Tensor) -> Tensor:
         upper = torch.nextafter(found, nan.new_tensor(float("inf")).expand_as(found))
         found = torch.where(found - below >= half, found, upper)
     return torch.cat([found, nan.new_tensor([float("inf")])])
-
-
-def _nearest(x: Tensor, values: Tensor) -> Tensor:
-    """Return the code of the nearest value, int64; NaN gets 0."""
-    return torch.bucketize(x.nan_to_num(-2.0, 2.0, -2.0), _thresholds(values)[:-1], right=True)
 
 
 def round_in_pieces(values: Tensor, out: Tensor, draws: Draws, name: str) -> None:

@@ -66,7 +66,8 @@ def test_the_line_of_a_step() -> None:
     )
     assert line == (
         "step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.3 GiB/s"
-        " | wrote 71.0 GiB, 910.0 GB of 15.24 TB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h"
+        " | wrote 71.0 GiB, 910.0 GB of 15.24 TB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8%"
+        " | eta 2.1 h"
     )
 
 
