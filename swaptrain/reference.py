@@ -8,6 +8,7 @@ torch's generator: with dropout the two runs differ.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from swaptrain.capture.forward.constants import bind_constants
@@ -102,7 +104,8 @@ def train_reference(
     stored in `state` and read back, as `optimizer.state` asks for. `groups` are those of
     `optimizer.groups`: each is an optimizer of its own, with the parameters that it matches first.
     With the `master` "none" bfloat16 weights are rounded by chance behind each step, and the next
-    one begins from what is left.
+    one begins from what is left. In float16 losses are scaled by a GradScaler of torch, which
+    skips the updates of gradients that are not finite.
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -113,8 +116,10 @@ def train_reference(
     Raises:
         ConfigError: an optimizer or argument torch does not have, or a dtype that is not supported.
     """
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise ConfigError(f"model.dtype: {dtype} is not supported; use float32 or bfloat16")
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError(
+            f"model.dtype: {dtype} is not supported; use float32, bfloat16 or float16"
+        )
     if schedule is None or schedule.decay_steps is None:
         schedule = with_decay_steps(schedule, steps)
     seed_generators(seed)
@@ -125,6 +130,8 @@ def train_reference(
     masters = Masters(model, dtype, exact=master == "float32")
     base = {"name": optimizer, "lr": lr, "weight_decay": weight_decay, "state": state}
     steppers = build_optimizers(masters, base, arguments or {}, groups)
+    scaler = GradScaler("cpu", enabled=dtype == torch.float16)
+    updates = 0
     losses, grad_norms, eval_losses = [], [], {}
     dtypes: dict[str, torch.dtype] | None = None
     for step in range(1, steps + 1):
@@ -136,15 +143,22 @@ def train_reference(
                 dtypes = batch_dtypes(model, given, dtype)
             return {k: v.to(device) for k, v in cast_batch(given, dtypes).items()}
 
-        losses.append(forward_backward(model, masters, batch, micro_batches, loss_weighting))
+        losses.append(
+            forward_backward(model, masters, batch, micro_batches, loss_weighting, scaler)
+        )
+        for stepper, *_ in steppers:
+            scaler.unscale_(stepper)
         grad_norms.append(clip(masters.tensors, clip_norm))
         for stepper, own_lr, own_state in steppers:
             for group in stepper.param_groups:
                 group["lr"] = learning_rate(step, lr=own_lr, schedule=schedule)
-            stepper.step()
-            masters.store(stepper, own_state, seed=seed, step=step)
+            if math.isfinite(grad_norms[-1]):
+                scaler.step(stepper)
+                masters.store(stepper, own_state, seed=seed, step=updates + 1)
             stepper.zero_grad(set_to_none=True)
-        masters.round(seed=seed, step=step)
+        updates += math.isfinite(grad_norms[-1])
+        scaler.update()
+        masters.round(seed=seed, step=updates)
         masters.to_model()
         if held_out and step % every == 0:
             eval_losses[step] = evaluate(
@@ -155,7 +169,7 @@ def train_reference(
     rounded = frozenset(
         name
         for name, p in model.named_parameters()
-        if not p.requires_grad and p.dtype == torch.bfloat16
+        if not p.requires_grad and p.dtype == dtype != torch.float32
     )
     return ReferenceResult(losses, grad_norms, masters.weights(), buffers, rounded, eval_losses)
 
@@ -206,6 +220,7 @@ def forward_backward(
     batch: Callable[[int], dict[str, Tensor]],
     micro_batches: int,
     loss_weighting: str | None,
+    scaler: GradScaler,
 ) -> float:
     """Accumulate the gradients of a step and return its loss.
 
@@ -219,7 +234,7 @@ def forward_backward(
         calls, given = CountedCalls(), batch(m)
         by_tokens = loss_weighting == "tokens" or (loss_weighting is None and "labels" in given)
         loss = _loss(model, given, calls if by_tokens else nullcontext())
-        (loss / micro_batches).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss / micro_batches).backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         counts.append(calls.counts)
         masters.accumulate()
@@ -237,8 +252,8 @@ def forward_backward(
                 raise
             before.restore()
             masters.forget()
-            return forward_backward(model, masters, batch, micro_batches, "micro_batches")
-        loss.backward()  # type: ignore[no-untyped-call]
+            return forward_backward(model, masters, batch, micro_batches, "micro_batches", scaler)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         masters.accumulate()
     return step_loss(losses, weights)
@@ -306,7 +321,7 @@ class Masters:
             kept = kept_in_float32(model)
             for name, parameter in self._parameters.items():
                 if parameter.dtype == torch.float32 and name not in kept:
-                    parameter.data = torch.empty_like(parameter, dtype=torch.bfloat16)
+                    parameter.data = torch.empty_like(parameter, dtype=dtype)
             self.to_model()
             for name in self._rounded:
                 self._masters[name].data.copy_(self._parameters[name])
@@ -381,8 +396,8 @@ class Masters:
                 if master is parameter:
                     continue
                 has_rest = self._exact and master.requires_grad
-                if parameter.dtype == master.dtype or not has_rest:
-                    parameter.copy_(master)  # nothing completes it to the master
+                if parameter.dtype != torch.bfloat16 or not has_rest:
+                    parameter.copy_(master)  # no lower half completes it to the master
                 else:
                     remainder = torch.empty_like(master, dtype=torch.int16)
                     split(master.detach(), parameter.detach(), remainder)
@@ -395,9 +410,10 @@ class Masters:
 def _copied(
     parameter: nn.Parameter, memory_format: torch.memory_format = torch.preserve_format
 ) -> nn.Parameter:
-    """Return a master: a copy of a parameter, in float32 if it is bfloat16."""
+    """Return a master: a copy of a parameter, in float32 if it has 16 bits and is trained."""
     copy = parameter.detach().clone(memory_format=memory_format)
-    copy = copy.float() if copy.dtype == torch.bfloat16 and parameter.requires_grad else copy
+    narrow = copy.dtype in (torch.bfloat16, torch.float16)
+    copy = copy.float() if narrow and parameter.requires_grad else copy
     return nn.Parameter(copy, requires_grad=parameter.requires_grad)
 
 

@@ -68,6 +68,12 @@ MODES: dict[str, dict[str, Any]] = {
     "parts-8bit": {**_GPT, **_PARTS, "optimizer": {"state": "8bit"}},
     "8bit-clipped": {**_GPT, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
     "bfloat16-state": {**_GPT, "optimizer": {"state": "bfloat16"}},
+    "float16": {**_GPT, "model": {**_GPT["model"], "dtype": "float16"}},
+    "no-master": {
+        **_GPT,
+        "model": {**_GPT["model"], "dtype": "bfloat16", "master": "none"},
+        "optimizer": {"state": "8bit"},
+    },
     "groups": {**_CNN, "optimizer": {"groups": [{"match": ["*bias"], "name": "sgd"}]}},
     "lag-2": {**_GPT, "store": {"commit": {"lag": 2, "unit": "segment"}}},
     "lora": _LORA,

@@ -23,6 +23,7 @@ import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
+from torch.amp import GradScaler
 
 from swaptrain.compute.learning_rate import learning_rate
 from swaptrain.config.load import load_config
@@ -97,13 +98,16 @@ def by_torchao(config: Config) -> Iterator[float]:
         {"params": [p for p in tensors if p.ndim < 2], "weight_decay": 0.0},
     ]
     stepper = AdamW8bit(groups, bf16_stochastic_round=own, **given)
+    scaler = GradScaler("cpu", enabled=False)
     for step in range(1, (config.train.steps or 0) + 1):
         if own:
             loss = model(**data.batch(step, 0)).loss
             loss.backward()
             yield float(loss.detach())
         else:
-            yield forward_backward(model, masters, lambda m, s=step: data.batch(s, m), 1, None)
+            yield forward_backward(
+                model, masters, lambda m, s=step: data.batch(s, m), 1, None, scaler
+            )
         for group in stepper.param_groups:
             group["lr"] = learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
         stepper.step()

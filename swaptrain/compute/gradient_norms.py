@@ -25,12 +25,20 @@ class GradientNorms:
     """
 
     def __init__(
-        self, *, segment: int, step: int, bring_back: Callable[[Tensor], Tensor] | None = None
+        self,
+        *,
+        segment: int,
+        step: int,
+        bring_back: Callable[[Tensor], Tensor] | None = None,
+        scale: float | None = None,
     ) -> None:
         """Take whose gradients they are, for the message where one is not finite.
 
-        `bring_back` is that of a device that computes beside the host.
+        `bring_back` is that of a device that computes beside the host. With the `scale` of a scaled
+        loss, a power of two, norms are those without it, and infinite where a gradient is not
+        finite, which is no error then.
         """
+        self._scale = scale
         self._segment, self._step, self._bring_back = segment, step, bring_back
         self._squares: dict[str, float] = {}
         self._shown: list[tuple[str, Tensor]] = []
@@ -71,7 +79,9 @@ class GradientNorms:
         return {name: math.sqrt(squares) for name, squares in self._squares.items()}
 
     def _count(self, name: str, norm: float, largest: float) -> None:
-        if not math.isfinite(largest):  # the sum of finite squares may be infinite
+        if self._scale is not None:
+            norm = norm / self._scale if math.isfinite(largest) else math.inf
+        elif not math.isfinite(largest):  # the sum of finite squares may be infinite
             raise NotFiniteError(
                 f"step {self._step}: the gradient of {name} (segment {self._segment}) is not "
                 "finite; its segment stays as it was committed last. Look at the data of this "

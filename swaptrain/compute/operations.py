@@ -130,8 +130,9 @@ class Operations:
         *,
         sums_stay: bool = False,
         weights: StepWeights | None = None,
+        scale: float = 1.0,
     ) -> Tensor | None:
-        """Propagate gradients; return the loss where the segment makes it.
+        """Propagate gradients, times `scale`; return the loss where the segment makes it.
 
         Parameter gradients are added to the segment's accumulator, in the order of the
         micro-batches; those of shared parameters become objects for their owner's backward. With
@@ -176,7 +177,7 @@ class Operations:
                 hooks[name].run_accumulated(operands.parameters[name], sums[name])
 
         inputs, loss = self._runner.backward(
-            k, step, m, operands, gradients, later, sink, memory, weights
+            k, step, m, operands, gradients, later, sink, memory, weights, scale
         )
         for name in missing:  # nothing flowed into it in this micro-batch
             sums[name].zero_()
@@ -196,13 +197,15 @@ class Operations:
                     self.device.store(target, gradient)
         return loss
 
-    def norms(self, instruction: Instruction, slabs: Slabs, step: int) -> GradientNorms:
-        """Return the 2-norm of each parameter's gradient, for clipping.
+    def norms(
+        self, instruction: Instruction, slabs: Slabs, step: int, scale: float | None = None
+    ) -> GradientNorms:
+        """Return the 2-norm of each parameter's gradient, for clipping, without its `scale`.
 
         Norms are taken of whole parameters in their own layout, as torch's clipping does.
         """
         self.device.begin(instruction.segment)
-        norms = self._new_norms(instruction, step)
+        norms = self._new_norms(instruction, step, scale)
         for name, gradient in self._accumulators(instruction, slabs, read=True).items():
             norms.add(name, gradient)
         norms.send()
@@ -216,8 +219,11 @@ class Operations:
         *,
         rate: Callable[[float], float],
         coefficient: Tensor | None,
+        skipped: int = 0,
     ) -> GradientNorms | None:
         """Do update `step` on every parameter that the segment owns, in place on its slabs.
+
+        So many updates of steps before it were `skipped`.
 
         `rate` gives the learning rate of the step, of the one that a rule has. Of a part of an
         update, on what lies in that part. Without a `coefficient`, which comes of
@@ -264,10 +270,10 @@ class Operations:
             if norms is not None and not halves and name not in norms:
                 norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
             if halves:
-                lower = arrays[Role.REMAINDER.value][name] if parameter.split else None
+                lower = arrays[parameter.lower[0]][name] if parameter.split else None
                 rule.update_split(
                     weights, lower, gradient, state,
-                    coefficient=coefficient, updates_before=step - 1, lr=lr, decay=decay,
+                    coefficient=coefficient, updates_before=step - 1 - skipped, lr=lr, decay=decay,
                     look=None if norms is None else partial(norms.add, name),
                     name=name, first=first,
                 )  # fmt: skip
@@ -276,7 +282,7 @@ class Operations:
                     gradient.mul_(coefficient)
                 rule.update(
                     weights, gradient, state,
-                    updates_before=step - 1, lr=lr, decay=decay, name=name, first=first,
+                    updates_before=step - 1 - skipped, lr=lr, decay=decay, name=name, first=first,
                 )  # fmt: skip
             self.device.put(host, weights)
         for array, tensors in arrays.items():
@@ -296,8 +302,13 @@ class Operations:
         self._visit = None
         self._decoded.clear()
 
-    def _new_norms(self, instruction: Instruction, step: int) -> GradientNorms:
-        return GradientNorms(segment=instruction.segment, step=step, bring_back=self._bring_back)
+    def _new_norms(
+        self, instruction: Instruction, step: int, scale: float | None = None
+    ) -> GradientNorms:
+        bring_back = self._bring_back
+        return GradientNorms(
+            segment=instruction.segment, step=step, bring_back=bring_back, scale=scale
+        )
 
     def _pieces(self, keys: Iterable[ObjectKey]) -> dict[str, slice] | None:
         """Return which elements of each parameter's memory a part of an update has."""

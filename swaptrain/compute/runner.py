@@ -173,6 +173,7 @@ class Runner:
         sink: GradientSink,
         memory: Tensor | None = None,
         weights: StepWeights | None = None,
+        scale: float = 1.0,
     ) -> tuple[dict[str, Tensor | None], Tensor | None]:
         """Propagate gradients through the segment; return those of its input values.
 
@@ -182,7 +183,8 @@ class Runner:
         adds its own contributions after them, in the order of an uncut backward. The gradient of
         each parameter goes to `sink` as soon as it is complete and is not kept. Also returns the
         loss when the segment makes it. The loss's root gradient is 1 / M; with `weights` it is 1,
-        since the loss is the micro-batch's part of the step's then.
+        since the loss is the micro-batch's part of the step's then; times `scale`, rounded as
+        autograd rounds it.
         """
         graph = self._graphs.pop((segment, micro_batch), None)
         if graph is None or memory is None or not graph.open(_lasting(operands), memory):
@@ -219,7 +221,7 @@ class Runner:
             if name == self._model.loss:
                 assert loss is not None
                 roots.append(_edge(graph.roots[name]))
-                one = torch.ones_like(loss)
+                one = torch.full_like(loss, scale)
                 seeds.append(one / self._micro_batches if weights is None else one)
             elif name in gradients:
                 roots.append(_edge(graph.roots[name]))

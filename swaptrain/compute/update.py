@@ -239,8 +239,9 @@ class UpdateRule:
         """Update a parameter that is kept as a split master, `hi` and `lo`, in place.
 
         `hi` is bfloat16 with the parameter's shape and strides, `lo` int16 or uint16 with as many
-        elements in the same order of memory; None: `hi` is all there is, and is rounded by chance.
-        `gradient` may be bfloat16 as well; the optimizer is
+        elements in the same order of memory; or `hi` float16 and `lo` the whole master; with None
+        `hi` is all there is, and is rounded by chance. `gradient` may be bfloat16 as well; the
+        optimizer is
         given it in float32, times `coefficient`, [], if there is one, for which a float32 gradient
         changes. `look`, which may raise, is shown it in float32 too, in blocks where it is used in
         blocks: each right before, when it is in the processor's cache anyway. The rest as for
@@ -391,12 +392,18 @@ def widen(hi: Tensor, lo: Tensor | None, out: Tensor, *, scratch: Tensor | None 
     """Write the float32 weights of `hi`, which `lo` completes where it is there, into `out`."""
     if lo is None:
         out.copy_(hi)
+    elif lo.dtype == torch.float32:
+        out.copy_(lo)
     else:
         join(hi, lo, out, scratch=scratch)
 
 
 def narrow(master: Tensor, hi: Tensor, lo: Tensor | None, draws: Draws) -> None:
     """Write float32 weights, which are overwritten, into their halves, or round them by chance."""
+    if lo is not None and lo.dtype == torch.float32:
+        lo.copy_(master)
+        hi.copy_(master)
+        return
     if lo is not None:
         split(master, hi, lo, consume=True)
         return

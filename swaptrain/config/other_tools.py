@@ -105,7 +105,7 @@ OTHER_TOOLS = {
     "run_name": _REPORT,
     "plot_loss": _REPORT,
     "bf16": "model.dtype: bfloat16",
-    "fp16": "model.dtype: bfloat16 or float32; float16 is not trained in",
+    "fp16": "model.dtype: float16",
     "torch_dtype": "model.dtype",
     "gradient_checkpointing": "train.recompute; null chooses what is quicker",
     "dataloader_num_workers": "data.workers",

@@ -108,9 +108,11 @@ class ModelConfig(Section):
     beyond the module, or have in another shape is refused. null: none."""
     constants: dict[str, Any] = {}
     """Arguments of every forward that are no tensors, such as `{return_loss: true}` for CLIP."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in. With bfloat16 an exact float32 master of each weight is kept, and of the
-    data's floating tensors only those are cast that a parameter's operation reads first."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What is computed in. With bfloat16 and float16 an exact float32 master of each weight is
+    kept, and of the data's floating tensors only those are cast that a parameter's operation reads
+    first. float16 scales the loss as torch's GradScaler does, and skips steps that overflow: for
+    GPUs that have no bfloat16."""
     master: Literal["float32", "none"] = "float32"
     """What is kept of a bfloat16 weight beside it. float32: the rest of an exact float32 master.
     none: nothing, and each update rounds the weight by chance: 2 bytes a parameter of disk less,
@@ -136,7 +138,7 @@ class ModelConfig(Section):
             raise ValueError("architecture belongs to hf: it names a class of transformers")
         if self.resize_to_tokenizer and self.hf is None:
             raise ValueError("resize_to_tokenizer belongs to hf: a function makes its own table")
-        if self.master == "none" and self.dtype == "float32":
+        if self.master == "none" and self.dtype != "bfloat16":
             raise ValueError("master: none belongs to dtype: bfloat16, whose weights it rounds")
         if self.base_except is not None and self.base is None:
             raise ValueError("base_except belongs to base: int8 or nf4")

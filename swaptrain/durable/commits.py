@@ -123,6 +123,7 @@ class Commits:
         k, keys = instruction.segment, made.objects
         path = self._backing.files.record(k)
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+        scale = ledger.recorded_scale()
         handed_on = self.handoff.take(made)
         own = [self._backing.finished_write(key, slabs[key]) for key in keys]
         writes = [*own, *handed_on.writes]
@@ -138,6 +139,7 @@ class Commits:
                 losses,
                 norms,
                 handed_on.rows(rest),
+                scale,
             )
 
         # In place, over the gradient of the step before. The committer goes in order: the commit
@@ -175,6 +177,7 @@ class Commits:
     ) -> Callable[[Checksums, list[dict[str, Any]]], dict[str, Any]]:
         """Return what makes the record of a segment from its checksums and its hand-off."""
         losses, norms = ledger.in_order(), ledger.of(self._layouts.model.segment(k).owns)
+        scale = ledger.recorded_scale()
 
         def make(checksums: Checksums, handoff: list[dict[str, Any]]) -> dict[str, Any]:
             return state_record(
@@ -186,6 +189,7 @@ class Commits:
                 handoff={"gradients": handoff},
                 losses=losses,
                 norms=norms,
+                scale=scale,
             )
 
         return make
@@ -226,6 +230,7 @@ def finished_record(
     losses: list[float],
     norms: Mapping[str, float],
     handoff: list[dict[str, Any]],
+    scale: list[float] | None = None,
 ) -> dict[str, Any]:
     """Return the record of a step's finished gradient, and of the buffers that belong to it."""
     return {
@@ -236,4 +241,5 @@ def finished_record(
         "losses": losses,
         "norms": dict(norms),
         "handoff": {"gradients": handoff},
+        **({} if scale is None else {"scale": scale}),
     }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import astuple
+
+from swaptrain.compute.loss_scale import LossScale
 
 __all__ = ["Ledger"]
 
@@ -15,6 +19,21 @@ class Ledger:
         """By micro-batch."""
         self.norms: dict[str, float] = {}
         """By parameter: the 2-norm of its gradient before clipping."""
+        self.scale: LossScale | None = None
+        """Of the step's loss, in float16."""
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a gradient of the step was not finite, in float16: it is not updated then."""
+        return self.scale is not None and not all(map(math.isfinite, self.norms.values()))
+
+    def next_scale(self) -> LossScale | None:
+        """Return the scale of the next step; None where losses are not scaled."""
+        return None if self.scale is None else self.scale.next(overflowed=self.overflowed)
+
+    def recorded_scale(self) -> list[float] | None:
+        """Return what a record says of the scale."""
+        return None if self.scale is None else [*astuple(self.scale)]
 
     def in_order(self) -> list[float]:
         """Return the losses in the order of the micro-batches."""

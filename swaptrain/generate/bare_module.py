@@ -49,8 +49,9 @@ def bare_module(config: Config, root: RootRecord, buffers: Mapping[str, NDArray[
         for name, buffer in module.named_buffers():
             if name in buffers:
                 buffer.copy_(torch.tensor(buffers[name]))
-    if config.model.dtype == "bfloat16":
-        lower_parameters(module, construction.fake_mode, torch.bfloat16)
+    if config.model.dtype != "float32":
+        dtype = getattr(torch, config.model.dtype)
+        lower_parameters(module, construction.fake_mode, dtype)
     return module.eval()
 
 

@@ -127,8 +127,9 @@ def build(
         record = _adapter_record(module, adapter, config.model.hf)
     by_constructor = {name for name, p in module.named_parameters() if not p.requires_grad}
     freeze(module, config.train.freeze or (), all_match=is_whole)
-    if config.model.dtype == "bfloat16":
-        lower_parameters(module, construction.fake_mode, torch.bfloat16)
+    if config.model.dtype != "float32":
+        dtype = getattr(torch, config.model.dtype)
+        lower_parameters(module, construction.fake_mode, dtype)
     masters = {n: _master(p, config.model) for n, p in module.named_parameters()}
     dtype = getattr(torch, config.model.dtype)
     try:
@@ -173,9 +174,10 @@ def _adapter_record(module: nn.Module, adapter: Mapping[str, Any], base: object)
 
 
 def _master(parameter: nn.Parameter, model: ModelConfig) -> str:
-    """Return the dtype of a parameter's master: `model.master` where bfloat16 trains as such."""
+    """Return the dtype of a parameter's master: `model.master` where 16 bits train as such."""
     own = str(parameter.dtype).removeprefix("torch.")
-    return model.master if own == model.dtype == "bfloat16" and parameter.requires_grad else own
+    narrow = own == model.dtype != "float32"
+    return model.master if narrow and parameter.requires_grad else own
 
 
 def additions(

@@ -31,6 +31,8 @@ def progress_line(
     """
     step_s = max(metrics.step_s, 1e-9)
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
+    if metrics.skipped:
+        parts.append(f"overflow at scale {metrics.loss_scale:g}, skipped")
     if metrics.held_out is not None:
         parts.append(metrics.held_out.text())
     parts.append(format_duration(metrics.step_s))

@@ -61,6 +61,11 @@ class StepMetrics:
     resumed: bool = False
     """Another process began this step; the row has it only where true."""
 
+    loss_scale: float | None = None
+    """What the loss was multiplied by, in float16; the row has it only there."""
+    skipped: bool = False
+    """A gradient was not finite, in float16: the step changes no weight. Only where true."""
+
     def row(self) -> dict[str, Any]:
         """Return the row of metrics.jsonl."""
         row = asdict(self)
@@ -69,6 +74,9 @@ class StepMetrics:
             row |= self.held_out.row()
         if self.held_out_before is not None:
             row |= {f"{key}_before": value for key, value in self.held_out_before.row().items()}
-        if not self.resumed:
-            del row["resumed"]
+        for key in ("resumed", "skipped"):
+            if not row[key]:
+                del row[key]
+        if self.loss_scale is None:
+            del row["loss_scale"]
         return row

@@ -142,7 +142,8 @@ class Cutter:
             micro_batches=config.data.micro_batches,
             evaluations=[graph.spec for graph in captured.evaluations],
         )
-        deferred = config.optimizer.clip_norm is not None
+        # A scaled loss may overflow anywhere: no update before all gradients are known.
+        deferred = config.optimizer.clip_norm is not None or config.model.dtype == "float16"
         self._check_length(captured)
         builder = StepBuilder(
             captured.model,

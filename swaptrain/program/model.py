@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from swaptrain.program.quantized import QuantizedAs, quantized_tensors
+from swaptrain.program.roles import Role
 from swaptrain.program.tensors import TensorSpec
 
 __all__ = ["BufferSpec", "ModelSpec", "ParameterSpec", "SegmentSpec", "ValueSpec"]
@@ -39,8 +40,16 @@ class ParameterSpec:
 
     @property
     def split(self) -> bool:
-        """Whether a 16-bit remainder completes the weight to its float32 master."""
+        """Whether something beside the weight completes it to its float32 master."""
         return self.master not in (self.tensor.dtype, "none")
+
+    @property
+    def lower(self) -> tuple[str, str]:
+        """Array and dtype of what completes a split weight: bfloat16 is the upper half of a
+        float32, of whose bits the lower half is left; of float16 the whole master is kept."""
+        if self.tensor.dtype == "bfloat16":
+            return Role.REMAINDER.value, "uint16"
+        return Role.REMAINDER.array(self.master), self.master
 
     @property
     def rounded(self) -> bool:

@@ -48,9 +48,10 @@ def segment_arrays(
 ) -> dict[str, list[TensorSpec]]:
     """Return the tensors of each array that a commit of `segment` rewrites, in storage order.
 
-    `weights`, `remainder` (the lower halves of split masters), the optimizer's own arrays, and
-    `buffers_<dtype>` for buffers that the forward mutates. A parameter whose memory
-    has holes keeps them in its weights, which the forward reads; what only updates read has none.
+    `weights`, `remainder` (the lower halves of split masters, or whole ones of float16), the
+    optimizer's own arrays, and `buffers_<dtype>` for buffers that the forward mutates. A parameter
+    whose memory has holes keeps them in its weights, which the forward reads; what only updates
+    read has none.
     """
     arrays: dict[str, list[TensorSpec]] = {}
     for name in segment.owns:
@@ -60,8 +61,9 @@ def segment_arrays(
         tensor = parameter.tensor
         arrays.setdefault(array_of(parameter, compute_dtype), []).append(tensor)
         if parameter.split:
-            lower = replace(tensor.without_holes(), dtype="uint16")
-            arrays.setdefault(Role.REMAINDER.value, []).append(lower)
+            array, dtype = parameter.lower
+            lower = replace(tensor.without_holes(), dtype=dtype)
+            arrays.setdefault(array, []).append(lower)
         for state_name, (shape, dtype) in state_shapes(tensor).items():
             if role_of(state_name) is not Role.OPTIMIZER:
                 raise ValueError(f"an optimizer's state cannot have the name {state_name}")
@@ -99,7 +101,7 @@ def accumulator_tensors(
     stay as narrow as autograd makes them, and the update widens them, which changes no bit.
     """
     trained = [p for name in segment.owns if (p := model.parameters[name]).trainable]
-    narrow = micro_batches == 1 and all(p.split or p.rounded for p in trained)
+    narrow = micro_batches == 1 and all(p.tensor.dtype == "bfloat16" for p in trained)
     tensors = [p.tensor.without_holes() for p in trained]
     return tensors if narrow else [replace(tensor, dtype="float32") for tensor in tensors]
 

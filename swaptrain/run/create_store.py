@@ -215,6 +215,9 @@ class Creation:
                 continue
             with torch.no_grad():
                 value = _laid_out(initial.value(name), parameter)
+                if array.dtype in ("float32", "float16"):
+                    target.copy_(value)
+                    continue
                 if array.role is Role.REMAINDER:
                     upper = torch.empty_strided(value.shape, value.stride(), dtype=torch.bfloat16)
                     split(value, upper, target)

@@ -222,7 +222,12 @@ class Executor:
                 operations.forward(instruction, slabs, state.step, weights=state.weights)
             case Operation.TURN | Operation.BACKWARD:
                 return operations.backward(
-                    instruction, slabs, state.step, sums_stay=sums_stay, weights=state.weights
+                    instruction,
+                    slabs,
+                    state.step,
+                    sums_stay=sums_stay,
+                    weights=state.weights,
+                    scale=1.0 if state.ledger.scale is None else state.ledger.scale.scale,
                 )
             case Operation.EVALUATE:
                 return operations.evaluate(
@@ -234,7 +239,10 @@ class Executor:
                 pass  # nothing to compute: it only becomes durable
             case Operation.NORMS:
                 self._check_loss(state)
-                return operations.norms(instruction, slabs, state.step)
+                scale = state.ledger.scale
+                return operations.norms(
+                    instruction, slabs, state.step, None if scale is None else scale.scale
+                )
             case Operation.UPDATE:
                 norms = self._update(instruction, slabs, state)
                 if not instruction.goes_on:
@@ -245,14 +253,26 @@ class Executor:
     def _update(
         self, instruction: Instruction, slabs: Slabs, state: StepState
     ) -> GradientNorms | None:
-        coefficient = None
+        coefficient, skipped = None, 0
         if state.update_norm is None:
             self._check_loss(state)
-        else:
-            assert state.clip_norm is not None
+        elif state.clip_norm is not None:
             coefficient = clip_coefficient(state.update_norm, state.clip_norm)
+        if state.update_ledger is not None and state.update_ledger.scale is not None:
+            if state.update_ledger.overflowed:
+                return None  # what was committed before is committed again
+            scale = state.update_ledger.scale
+            # A power of two: as exact as if the gradients were unscaled first.
+            inverse = torch.tensor(1.0 / scale.scale)
+            coefficient = inverse if coefficient is None else coefficient * inverse
+            skipped = scale.skipped
         return self._operations.update(
-            instruction, slabs, state.update_step, rate=state.rate, coefficient=coefficient
+            instruction,
+            slabs,
+            state.update_step,
+            rate=state.rate,
+            coefficient=coefficient,
+            skipped=skipped,
         )
 
     def _check_loss(self, state: StepState) -> None:
@@ -263,6 +283,8 @@ class Executor:
         losses = state.ledger.losses
         if math.isfinite(mean_loss(state.ledger.in_order())):
             return
+        if state.ledger.scale is not None and state.ledger.scale.scale >= 1:
+            return  # its gradients are not finite either: the step is skipped
         if self._values is not None:
             self._values.forget()
         bad = [str(m + 1) for m in sorted(losses) if not math.isfinite(losses[m])]

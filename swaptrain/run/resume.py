@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from swaptrain.compute.loss_scale import LossScale
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.ledger import Ledger
 from swaptrain.errors import DamagedStoreError, Where
@@ -220,4 +221,7 @@ def _ledger(records: Mapping[int, SegmentRecord], step: int) -> Ledger:
         if record.version == step:
             ledger.norms.update(record.norms)
             ledger.losses.update(enumerate(record.losses))
+            if record.scale:
+                scale, good, skipped = record.scale
+                ledger.scale = LossScale(scale, int(good), int(skipped))
     return ledger

@@ -9,6 +9,7 @@ from functools import partial
 
 from swaptrain.compute.gradient_norms import step_loss
 from swaptrain.compute.learning_rate import learning_rate
+from swaptrain.compute.loss_scale import LossScale
 from swaptrain.compute.update import Rules
 from swaptrain.compute.weighting.counts import LossWeights
 from swaptrain.compute.weighting.held_out import HeldOutWeights
@@ -102,6 +103,8 @@ class Training:
     """Segments whose update waits for the norms of the whole step."""
     _ledger: Ledger = field(init=False)
     """Of the step before."""
+    _scale: LossScale | None = field(init=False, default=None)
+    """Of the loss of the next step, in float16."""
     _written_bytes: int = field(init=False, default=0)
     """By the process when the last row was made: what a step leaves is written behind it."""
     _before: EvalResult | None = field(init=False, default=None)
@@ -114,6 +117,8 @@ class Training:
         decision = self.position.decision
         self.step, self._pending = decision.step, decision.pending
         self._ledger = self.position.ledger
+        if self.config.model.dtype == "float16":
+            self._scale = self.position.finished.next_scale() or LossScale()
         self.boundary.updates_left = lambda: bool(self._updates_left())
         self.boundary.committed = (lambda t=self.trees: t.step) if self.trees else None
 
@@ -214,6 +219,8 @@ class Training:
             held_out=self._evaluate(step),
             held_out_before=self._before if step == 1 else None,
             resumed=top is not None,
+            loss_scale=None if state.ledger.scale is None else state.ledger.scale.scale,
+            skipped=state.ledger.overflowed,
         )
         if row.held_out is not None:
             self._history.add(step, row.held_out.loss)
@@ -229,10 +236,11 @@ class Training:
         program = self._program(step, top)
         self._running = state = self._state(step)
         state.weights = self.weights.of_step(step)
+        state.ledger.scale = self._scale
         if top is not None:
             state.ledger = self._ledger
         self.executor.run(program, state, self._following(step))
-        self._ledger = state.ledger
+        self._ledger, self._scale = state.ledger, state.ledger.next_scale()
         if self.plan.builder.deferred:
             self._pending = self.plan.pending
             self._running = None  # which has done another step's updates

@@ -263,8 +263,11 @@ def _parameter(
     def pieces() -> Iterator[NDArray[Any]]:
         upper = read_tensor(source.reader(row.array), tensor, row.offset)
         if target == "float32" and remainder is not None:
-            lower = TensorSpec(tensor.name, tensor.shape, tensor.stride, "uint16")
-            rest = read_tensor(source.reader(Role.REMAINDER.value), lower, remainder.offset)
+            lower = TensorSpec(tensor.name, tensor.shape, tensor.stride, remainder.dtype)
+            rest = read_tensor(source.reader(remainder.array), lower, remainder.offset)
+            if remainder.dtype == "float32":  # the whole master
+                yield from rest
+                return
             for high, low in zip(upper, rest, strict=True):
                 yield _join(high, low)
         else:

@@ -53,6 +53,7 @@ MODES: dict[str, dict[str, Any]] = {
     "two-repeated-clipped": {**CNN, **CLIPPED, "store": {"commit": {"lag": 2}}},
     "parts": {**GPT, **PARTS},
     "parts-clipped": {**GPT, **PARTS, **CLIPPED},
+    "float16": {**GPT, "model": {**GPT["model"], "dtype": "float16"}},
     "parts-8bit": {**GPT, **PARTS, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
     "bfloat16-state": {**GPT, "optimizer": {"state": "bfloat16"}},
     "parts-trees": {**GPT, **PARTS, **TREES, "store": {**PARTS["store"], **TREES["store"]}},

@@ -65,7 +65,7 @@ def batch_dtypes(
     if all(d is dtype or not d.is_floating_point for d in dtypes.values()):
         return dtypes
     cast: frozenset[str] = frozenset()
-    while more := _needed(module, cast_batch(batch, dtypes), cast, fake_mode) - cast:
+    while more := _needed(module, cast_batch(batch, dtypes), cast, fake_mode, _name(dtype)) - cast:
         cast |= more
         dtypes.update(dict.fromkeys(more, dtype))
     return dtypes
@@ -111,34 +111,36 @@ def _needed(
     batch: Mapping[str, Tensor],
     cast: frozenset[str],
     fake_mode: FakeTensorMode | None,
+    narrow: str,
 ) -> frozenset[str]:
     """Run one forward on fakes; return the keys that have to be cast for it, none where it works.
 
-    `cast` are those that `batch` has in the dtype of the computation already. Raises CaptureError.
+    `cast` are those that `batch` has in the dtype of the computation, `narrow`, already. Raises
+    CaptureError.
     """
     follower = Follower()
     try:
         result = _forward(module, batch, fake_mode, follower)
     except MixedProductError:
-        return _castable(follower, batch)
+        return _castable(follower, batch, narrow)
     except Exception as error:
         if "dtype" in str(error) and _refused_by_layer(error, follower):
-            return _castable(follower, batch)
+            return _castable(follower, batch, narrow)
         # Other failures are the capture's to explain, once it meets them in its own forward.
         wide = {key for tensor in follower.last for key in follower.wide_keys(tensor)}
         if "dtype" not in str(error) or not wide:
             return frozenset()
         raise CaptureError(
-            f"model.dtype is bfloat16, and the forward fails with the batch's own dtypes: {error}. "
-            + _cure(wide)
+            f"model.dtype is {narrow}, and the forward fails with the batch's own dtypes: {error}. "
+            + _cure(wide, narrow)
         ) from error
     loss = loss_of(result, module, batch.keys())
     read = follower.of(loss)
     if read_twice := cast & (read.computed | read.met | read.direct):
         raise CaptureError(
-            f"model.dtype is bfloat16: {_listed(read_twice)} would be cast to bfloat16 for a "
+            f"model.dtype is {narrow}: {_listed(read_twice)} would be cast to {narrow} for a "
             "parameter's operation, but other operations, such as the loss, read it too and would "
-            "get the rounded numbers. " + _cure(read_twice)
+            "get the rounded numbers. " + _cure(read_twice, narrow)
         )
     return frozenset()
 
@@ -156,7 +158,7 @@ def _refused_by_layer(error: Exception, follower: Follower) -> bool:
     return bool(follower.mixed)
 
 
-def _castable(follower: Follower, batch: Mapping[str, Tensor]) -> frozenset[str]:
+def _castable(follower: Follower, batch: Mapping[str, Tensor], narrow: str) -> frozenset[str]:
     """Return the keys that a product with a parameter needs in its dtype; raises CaptureError."""
     found = frozenset().union(*(one.direct | one.promoted for one in follower.mixed))
     found = frozenset(key for key in found if follower.is_wide(batch[key]))
@@ -164,16 +166,16 @@ def _castable(follower: Follower, batch: Mapping[str, Tensor]) -> frozenset[str]
         return found
     wrong = frozenset().union(*(one.computed or one.keys for one in follower.mixed))
     raise CaptureError(
-        f"model.dtype is bfloat16: {follower.where} reads what the forward computes from "
-        f"{_listed(wrong)} in float32 beside a bfloat16 parameter. Casting {_listed(wrong)} would "
-        f"round the numbers that it is computed from. {_cure(wrong)}"
+        f"model.dtype is {narrow}: {follower.where} reads what the forward computes from "
+        f"{_listed(wrong)} in float32 beside a {narrow} parameter. Casting {_listed(wrong)} would "
+        f"round the numbers that it is computed from. {_cure(wrong, narrow)}"
     )
 
 
-def _cure(keys: Collection[str]) -> str:
+def _cure(keys: Collection[str], narrow: str) -> str:
     return (
         f"Cast in the forward what is computed from {_listed(keys)}, such as with "
-        f".to(self.layer.weight.dtype), or let the items have {_listed(keys)} in bfloat16 where "
+        f".to(self.layer.weight.dtype), or let the items have {_listed(keys)} in {narrow} where "
         "rounding it is meant, or set model.dtype to float32"
     )
 

@@ -37,7 +37,7 @@ _PROMOTES = frozenset({
 })  # fmt: skip
 """Operations that take floating tensors of two dtypes, beside the elementwise ones."""
 _STRICT = frozenset({_aten.prelu, _aten._prelu_kernel})
-_NARROW = (torch.bfloat16,)
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class MixedProductError(Exception):

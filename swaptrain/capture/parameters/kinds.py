@@ -19,7 +19,7 @@ _FLAGS = ("sparse", "sparse_grad")
 """Arguments of torch's operations that ask for a sparse gradient."""
 _ADVICE = {
     "bfloat16": "set model.dtype to bfloat16, or build it in float32 (.float())",
-    "float16": "build it in float32 (.float()); model.dtype: bfloat16 computes in 16 bits",
+    "float16": "set model.dtype to float16, or build it in float32 (.float())",
     "float64": "build it in float32 (.float())",
     "complex64": "train its real and imaginary part, a last dimension of 2, and use "
     "torch.view_as_complex in the forward",

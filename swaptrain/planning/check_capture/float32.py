@@ -18,6 +18,7 @@ from swaptrain.program.model import ParameterSpec
 
 __all__ = ["captured_anew", "cut_in_pieces", "in_float32"]
 
+_NARROW = (torch.bfloat16, torch.float16)
 _PIECES = 4
 _NO_LIMIT = 1 << 60
 
@@ -38,21 +39,18 @@ def cut_in_pieces(uncut: Uncut) -> Captured:
 
 
 def in_float32(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a micro-batch whose bfloat16 tensors are float32."""
-    return {
-        key: value.float() if value.dtype is torch.bfloat16 else value
-        for key, value in batch.items()
-    }
+    """Return a micro-batch whose 16-bit tensors are float32."""
+    return {key: value.float() if value.dtype in _NARROW else value for key, value in batch.items()}
 
 
 @contextmanager
 def _float32_parameters(module: nn.Module, fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Let the fake bfloat16 parameters of `module` be float32 inside the block."""
+    """Let the fake 16-bit parameters of `module` be float32 inside the block."""
     before = [(part, dict(part._parameters)) for part in module.modules()]
     widened: dict[int, nn.Parameter] = {}
     with fake_mode:
         for parameter in module.parameters():
-            if parameter.dtype is torch.bfloat16:
+            if parameter.dtype in _NARROW:
                 fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=torch.float32)
                 widened[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
     try:

@@ -26,7 +26,7 @@ def needed_bytes(captured: Captured, dtype: str) -> int:
     backward, with the largest piece of it once more.
     """
     model = captured.model
-    widening = 2 if dtype == "bfloat16" else 1
+    widening = 1 if dtype == "float32" else 2
     activations = [segment.activation_bytes * widening for segment in model.segments]
     buffers = [*captured.buffers.values(), *captured.constants.values()]
     return (
@@ -56,7 +56,7 @@ def needed_s(plan: Plan, *, dtype: str, on_device: bool) -> float:
         for segment in segments
         for operation in (Operation.FORWARD, Operation.BACKWARD, Operation.TURN)
     )
-    return 4 * step_s * (_FLOAT32_FACTOR if dtype == "bfloat16" else 1)
+    return 4 * step_s * (1 if dtype == "float32" else _FLOAT32_FACTOR)
 
 
 def flops_s(captured: Captured) -> float:

@@ -69,6 +69,12 @@ class _Handoff(Record):
     gradients: Items[HandoffRow] = ()
 
 
+def _loss_scale(found: Sequence[float]) -> Sequence[float]:
+    if found and (len(found) != 3 or not found[0] > 0 or any(n < 0 or n % 1 for n in found[1:])):
+        raise ValueError("no scale of a loss")
+    return found
+
+
 class SegmentRecord(Record):
     """Record of a segment; as it is, that of a finished gradient, with the buffers beside it."""
 
@@ -84,6 +90,9 @@ class SegmentRecord(Record):
     """Of the step's micro-batches, as far as they are known."""
     norms: dict[Name, Annotated[JsonNumber, AfterValidator(_norm)]]
     """Of the gradient of each parameter."""
+    scale: Annotated[Items[JsonNumber], AfterValidator(_loss_scale)] = ()
+    """Of the step's loss in float16: the scale, steps since it is so, and updates that were skipped
+    before the step."""
 
 
 class SlotRecord(SegmentRecord):
@@ -157,6 +166,7 @@ def state_record(
     handoff: Mapping[str, Any] | None = None,
     losses: Sequence[float] | None = None,
     norms: Mapping[str, float] | None = None,
+    scale: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Return the attributes of a slot's record, as `SlotRecord` has them.
 
@@ -171,6 +181,7 @@ def state_record(
         "losses": list(losses) if losses is not None else [],
         "norms": dict(norms) if norms is not None else {},
         "table": layout.table(),
+        **({} if scale is None else {"scale": [*scale]}),
     }
 
 
