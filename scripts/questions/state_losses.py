@@ -33,6 +33,8 @@ from swaptrain.models.build import model_factory
 from swaptrain.reference import Masters, evaluate, forward_backward
 from swaptrain.verbs.train import train
 
+WORK = Path(__file__).resolve().parents[2] / "runs"
+"""On the disk."""
 WAYS: dict[str, dict[str, str]] = {
     "float32": {},
     "bfloat16": {"state": "bfloat16"},
@@ -127,7 +129,8 @@ def main() -> None:
     columns = [f"steps to {end}" for end in ends]
     table = Table("", *columns, "held out", "minutes", title="mean loss")
     for way in options.ways:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        WORK.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=WORK) as folder:
             begun = time.monotonic()
             config = config_of(way, Path(folder), options.steps)
             found = [*(by_torchao if way.startswith("torchao") else by_swaptrain)(config)]

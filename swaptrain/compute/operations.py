@@ -270,7 +270,12 @@ class Operations:
             if norms is not None and not halves and name not in norms:
                 norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
             if halves:
-                lower = arrays[parameter.lower[0]][name] if parameter.split else None
+                lower = None
+                if parameter.split:
+                    array, _ = parameter.lower
+                    lower = arrays[array][name]
+                    if piece is not None and state_keys[array].part < 0:
+                        lower = _piece_of(lower, piece, parameter.tensor.numel)
                 rule.update_split(
                     weights, lower, gradient, state,
                     coefficient=coefficient, updates_before=step - 1 - skipped, lr=lr, decay=decay,

@@ -58,7 +58,7 @@ class Draws:
     parameter: str
     first: int = 0
     """The element of the parameter, in the order of its memory, that the tensors begin with; a
-    multiple of 256."""
+    multiple of 4."""
 
     def at(self, first: int) -> Draws:
         """Return the draws that begin so many elements further on."""
@@ -179,7 +179,7 @@ def _largest(rows: Tensor, out: Tensor, *, signed: bool) -> None:
 def _in_pieces(work: Callable[[slice], None], values: Tensor) -> None:
     """Call `work` with pieces of `values`: what it makes on the way stays in a CPU's cache."""
     count = values.numel()
-    size = _PIECE if values.device.type == "cpu" else max(count, 1)
+    size = _PIECE if values.device.type == "cpu" else 16 * _PIECE  # fewer kernels
     for start in range(0, count, size):
         work(slice(start, min(start + size, count)))
 
@@ -239,6 +239,8 @@ class _Table:
         upper = bits >> 16
         if self.signed:
             upper.add_(1 << 15)
+        else:
+            upper.clamp_(min=0)  # of NaN alone, whose sign may be set
         found = self._steps.index_select(0, upper)
         codes.copy_(found.add_(bits.bitwise_and_(0xFFFF)).bitwise_right_shift_(16))
 
@@ -303,7 +305,8 @@ def round_stochastically(values: Tensor, out: Tensor, draws: Draws, name: str) -
     `values` are overwritten. 16 random bits are added to the lower half, and the upper one is kept.
     """
     bits = values.view(torch.int32)
-    bits.add_(_random_halves(values.numel(), draws, name, values.device))
+    halves = _random_halves(values.numel(), draws, name, values.device)
+    bits.add_(halves.masked_fill_(values.isnan(), 0))  # a carry would make a number of NaN
     out.view(torch.int16).copy_(bits.bitwise_right_shift_(16))
 
 

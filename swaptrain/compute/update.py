@@ -69,11 +69,12 @@ class UpdateRule:
         state: StateDtype = "float32",
         seed: int = 0,
         decays_all: bool = False,
+        scratch: dict[torch.device, Tensor] | None = None,
     ) -> None:
         """Look up `name` in torch.optim; a `weight_decay` of None leaves the class's default.
 
         `state` is how the optimizer's state is stored; rounding by chance draws under `seed`. With
-        `decays_all` parameters of one dimension decay too.
+        `decays_all` parameters of one dimension decay too. Rules of one run share `scratch`.
 
         Raises:
             ConfigError: unknown or unusable optimizer, unknown argument, a value torch refuses, or
@@ -100,10 +101,15 @@ class UpdateRule:
         self.elementwise = cls.__name__ in ELEMENTWISE
         self.lr, self.decays_all, self.seed = lr, decays_all, seed
         self._codec = codec_of(state)
+        if self._codec is not None and optimizer.defaults.get("centered"):
+            raise ConfigError(
+                f"optimizer.state: {state} and centered: the variance is a difference of two "
+                "tensors, which may be below 0 once both are rounded: set state to float32"
+            )
         if self._codec is not None and not self.elementwise:
             raise ConfigError(
                 f"optimizer.state: {state} is for optimizers that treat each element by itself, "
-                f"and {cls.__name__} does not: leave it at float32"
+                f"and {cls.__name__} does not: set it to float32"
             )
         self.weight_decay = float(optimizer.defaults.get("weight_decay", 0.0))
         self._decays = takes_argument(cls, "weight_decay")
@@ -114,7 +120,7 @@ class UpdateRule:
         self._group = optimizer.param_groups[0]
         self._group["params"] = []
         self._shapes = MeasuredStateShapes(make)
-        self._scratch: dict[torch.device, Tensor] = {}
+        self._scratch = {} if scratch is None else scratch
 
     def state_tensors(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return name and shape of each float32 state tensor of a parameter of this shape.
@@ -145,6 +151,7 @@ class UpdateRule:
         shape: tuple[int, ...],
         *,
         split: bool,
+        rounded: bool = False,
         holes: bool = False,
         device: torch.device | str = "cpu",
     ) -> int:
@@ -159,7 +166,7 @@ class UpdateRule:
         if self.elementwise:
             block = block_elements(torch.device(device))
             # Blocks of masters and gradients are made in full, and kept, however small it is.
-            master_elements = 2 * block if split else 0
+            master_elements = 2 * block if split or rounded else 0
             elements = min(elements, block)
             copies = len(states) + (0 if self.fused else 3)
             if self._codec is not None and is_coded(shape):
@@ -167,10 +174,10 @@ class UpdateRule:
                 master_elements = (2 + len(states)) * block
                 copies += len(states)
         else:
-            master_elements = 2 * elements if split else 0
+            master_elements = 2 * elements if split or rounded else 0
             copies = len(states) + 4
         small_bytes = 4 * 64 + (4 * math.prod(shape) if holes else 0)
-        small_bytes += CODING_BYTES if self._codec is not None else 0
+        small_bytes += CODING_BYTES if self._codec is not None or rounded else 0
         return 4 * (master_elements + copies * elements) + small_bytes
 
     def update(
@@ -264,9 +271,10 @@ class UpdateRule:
             return
         hi_flat = storage_order(hi)
         lo_flat = None if lo is None else storage_order(lo)
-        scratch = self._scratch_blocks(hi.device, 2)
+        shapes = self.state_tensors(tuple(hi.shape))
+        scratch = self._scratch_blocks(hi.device, 2 + sum(name not in state for name in shapes))
         for block, block_gradient, block_state in self._blocks(hi, gradient, views, coded, draws):
-            master, wide = scratch[:, : block_gradient.numel()]
+            master, wide = scratch[:2, : block_gradient.numel()]
             lower = None if lo_flat is None else lo_flat[block]
             widen(hi_flat[block], lower, master, scratch=wide)
             if block_gradient.dtype != torch.float32:

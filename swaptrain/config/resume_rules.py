@@ -62,7 +62,7 @@ def resume_rule(key: str) -> Rule:
     if any(key == name or key.startswith(name + ".") for name in _FREE):
         return "free"
     group = _GROUP.sub("optimizer.", key)
-    if any(key == name or group.startswith((name, f"{name}.")) for name in _ACCEPTABLE):
+    if any(group == name or group.startswith(f"{name}.") for name in _ACCEPTABLE):
         return "with --accept-change"
     return "no"
 

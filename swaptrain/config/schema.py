@@ -116,7 +116,7 @@ class ModelConfig(Section):
     master: Literal["float32", "none"] = "float32"
     """What is kept of a bfloat16 weight beside it. float32: the rest of an exact float32 master.
     none: nothing, and each update rounds the weight by chance: 2 bytes a parameter of disk less,
-    and another promise: docs/results.md has the losses."""
+    and another promise: see docs/optimizers.md."""
     base: QuantizedAs | None = None
     """How frozen weights lie on the disk and in RAM: int8 (a byte a weight, a scale a row) or nf4
     (half a byte a weight, a scale for each 64). They are decoded to `dtype` once a visit of a
@@ -291,6 +291,15 @@ class OptimizerGroup(Section):
     """Of all parameters of the group, whatever their dimensions."""
     state: Literal["float32", "bfloat16", "8bit"] | None = None
 
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerGroup:
+        for key in self.arguments:
+            if key in OptimizerConfig.model_fields:
+                raise ValueError(f"{key} is said of all parameters: set optimizer.{key}")
+            if key == "learning_rate":
+                raise ValueError("unknown key learning_rate; did you mean lr?")
+        return self
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The further keys: arguments of the optimizer's class, as YAML gave them."""
@@ -322,8 +331,8 @@ class OptimizerConfig(Section):
     """Largest global norm of the gradient; larger ones are scaled down to it. null: no clipping."""
     state: Literal["float32", "bfloat16", "8bit"] = "float32"
     """How its state is stored, of parameters with 4,096 elements or more: 8bit takes 6 bytes a
-    parameter of disk instead of 12, bfloat16 (rounded by chance) 8. Other bits: docs/results.md
-    has the losses."""
+    parameter of disk instead of 12, bfloat16 (rounded by chance) 8. Other bits: see
+    docs/optimizers.md."""
     schedule: ScheduleConfig = ScheduleConfig()
     """How the learning rate moves over the steps."""
 

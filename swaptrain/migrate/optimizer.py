@@ -32,6 +32,10 @@ def add_optimizer(draft: Draft, key: str) -> None:
     elif named in _SAME:
         name = _SAME[named]
         draft.set("optimizer.name", name, f"{key}: {named}")
+    elif named in _FEWER_BITS and named.endswith("8bit"):
+        name = _FEWER_BITS[named]
+        draft.set("optimizer.name", name, f"{key}: {named}")
+        draft.set("optimizer.state", "8bit", f"{key}: {named}")
     elif named in _FEWER_BITS:
         name = _FEWER_BITS[named]
         draft.set("optimizer.name", name, f"{key}: {named}, with moments in float32")

@@ -63,6 +63,7 @@ class Progress:
         self._total_steps = self._written_bytes = 0
         self._last_line = ""
         self._recent_step_s: deque[float] = deque(maxlen=_ETA_STEPS)
+        self._recent_bytes: deque[int] = deque(maxlen=_ETA_STEPS)
         self._step, self._step_began_s = 0, 0.0
         self._drawn_s = self._printed_s = float("-inf")
         self._backwards = False
@@ -152,6 +153,8 @@ class Progress:
     def _line(self, metrics: StepMetrics) -> str:
         self._recent_step_s.append(metrics.step_s)
         self._written_bytes += metrics.write_bytes
+        self._recent_bytes.append(metrics.write_bytes)
+        mean_bytes = sum(self._recent_bytes) / len(self._recent_bytes)
         mean_s = sum(self._recent_step_s) / len(self._recent_step_s)
         return progress_line(
             metrics,
@@ -159,6 +162,7 @@ class Progress:
             host_budget_bytes=self._host_budget_bytes,
             eta_s=mean_s * (self._total_steps - metrics.step),
             written_bytes=self._written_bytes,
+            to_come_bytes=mean_bytes * (self._total_steps - metrics.step),
         )
 
     def note(self, text: str) -> None:

@@ -20,14 +20,15 @@ def progress_line(
     host_budget_bytes: int | None = None,
     eta_s: float | None = None,
     written_bytes: int = 0,
+    to_come_bytes: float = 0,
 ) -> str:
     """Return the line of a finished step; what was not measured is left out.
 
     `step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.9 GiB/s | wrote 71.0 GiB,
     910.0 GB of 15.24 TB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h`
 
-    `written_bytes` are those of the run so far; with what the steps to come write, if each writes
-    as much as this one, they are what the run takes of a drive's life. Shown from 10 GB on.
+    `written_bytes` are those of the run so far; with those of the steps to come they are what the
+    run takes of a drive's life. Shown from 10 GB on.
     """
     step_s = max(metrics.step_s, 1e-9)
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
@@ -41,7 +42,7 @@ def progress_line(
         per_s = format_size(metrics.read_bytes / step_s)
         parts.append(f"read {format_size(metrics.read_bytes)} at {per_s}/s")
     if metrics.write_bytes:
-        wear = written_bytes + metrics.write_bytes * max(0, total_steps - metrics.step)
+        wear = written_bytes + max(0, to_come_bytes)
         said = f", {format_wear(written_bytes)} of {format_wear(wear)}" if wear >= _WORTH else ""
         parts.append(f"wrote {format_size(metrics.write_bytes)}{said}")
     memory = []

@@ -214,7 +214,7 @@ class Planner:
         scratch_bytes = max(
             (
                 rules(name).scratch_bytes(
-                    p.tensor.shape, split=p.split or p.rounded, holes=not p.tensor.is_dense
+                    p.tensor.shape, split=p.split, rounded=p.rounded, holes=not p.tensor.is_dense
                 )
                 for name, p in captured.model.parameters.items()
                 if p.trainable

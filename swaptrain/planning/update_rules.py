@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
+import torch
 from torch import nn
 
 from swaptrain.compute.optimizer_classes import optimizer_class
@@ -32,6 +33,7 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
             names[first[id(parameter)]].append(name)
         trained = {name for name, p in module.named_parameters() if p.requires_grad}
         _check_groups(optimizer, [name for own in trained for name in names[own]])
+    scratch: dict[torch.device, torch.Tensor] = {}
     own = UpdateRule(
         name=optimizer.name,
         lr=optimizer.lr,
@@ -39,14 +41,16 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
         arguments=optimizer.arguments,
         state=optimizer.state,
         seed=seed,
+        scratch=scratch,
     )
     rules = []
     for number, group in enumerate(optimizer.groups or ()):
         try:
-            rules.append((group, _rule_of(group, optimizer, seed)))
+            rules.append((group, _rule_of(group, optimizer, seed, scratch)))
         except ConfigError as error:
-            text = str(error).replace("optimizer", f"optimizer.groups.{number}", 1)
-            raise ConfigError(text) from error
+            said = f"optimizer.groups.{number}."
+            lines = (line.replace("optimizer.", said, 1) for line in str(error).split("\n"))
+            raise ConfigError("\n".join(lines)) from error
 
     @cache
     def rule(name: str) -> UpdateRule:
@@ -70,7 +74,12 @@ def _matches(group: OptimizerGroup, names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in group.match)
 
 
-def _rule_of(group: OptimizerGroup, base: OptimizerConfig, seed: int) -> UpdateRule:
+def _rule_of(
+    group: OptimizerGroup,
+    base: OptimizerConfig,
+    seed: int,
+    scratch: dict[torch.device, torch.Tensor],
+) -> UpdateRule:
     """Return the rule of a group.
 
     What it does not say is the section's: rate and state always, decay and arguments where both
@@ -88,4 +97,5 @@ def _rule_of(group: OptimizerGroup, base: OptimizerConfig, seed: int) -> UpdateR
         state=group.state or base.state,
         seed=seed,
         decays_all=group.weight_decay is not None,
+        scratch=scratch,
     )

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from swaptrain.compute import state_codecs
 from swaptrain.compute import update as update_module
 from swaptrain.compute.gradient_norms import GradientNorms
+from swaptrain.compute.state_codecs import StateDtype
 from swaptrain.compute.update import UpdateRule
 
 RULES: list[tuple[str, dict[str, object]]] = [
@@ -86,6 +88,41 @@ def test_allocations_stay_under_the_bound(
         assert measured.peak_bytes <= bound_bytes
     if split and rule.elementwise:
         assert bound_bytes <= 4 * 4096 * 8 + 256
+
+
+@pytest.mark.parametrize("kind", ["split", "rounded", "float32"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "8bit"])
+def test_coded_state_stays_under_the_bound(
+    stored: StateDtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded blocks, what rounding draws, what encoding makes."""
+    monkeypatch.setattr(update_module, "CPU_BLOCK_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(state_codecs, "_AT_ONCE", 1 << 15)
+    monkeypatch.setattr(state_codecs, "_PIECE", 1 << 15)
+    shape = (700, 400)
+    rule = UpdateRule(name="adamw", lr=1e-3, weight_decay=None, arguments={}, state=stored)
+    state = {
+        key: torch.zeros(of, dtype=getattr(torch, dtype))
+        for key, (of, dtype) in rule.stored(shape).items()
+    }
+    parameter, gradient = torch.randn(shape), torch.randn(shape)
+    hi, lo = parameter.bfloat16(), torch.zeros(shape, dtype=torch.int16)
+    if stored == "8bit":  # the tables are made once
+        rule.update(parameter.clone(), gradient, state, updates_before=0, lr=1e-3, decay=True)
+        rule = UpdateRule(name="adamw", lr=1e-3, weight_decay=None, arguments={}, state=stored)
+        rule.state_tensors((1,))
+    rule.state_tensors(shape)
+    bound_bytes = rule.scratch_bytes(shape, split=kind == "split", rounded=kind == "rounded")
+    for updates_before in (0, 1):
+        given: dict[str, Any] = {"updates_before": updates_before, "lr": 1e-3, "decay": True}
+        with PeakBytes() as measured:
+            if kind == "float32":
+                rule.update(parameter, gradient, state, **given)
+            else:
+                lower = lo if kind == "split" else None
+                rule.update_split(hi, lower, gradient.bfloat16(), state, **given)
+        own = gradient.numel() * 2 if kind != "float32" else 0  # the bfloat16 gradient
+        assert measured.peak_bytes <= bound_bytes + own
 
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])

@@ -115,7 +115,7 @@ memory:
         "store.chunk=[]",
     )
     for line in (
-        "line 1: model.dtype: found the text 'fp16'; choose 'float32' or 'bfloat16'",
+        "line 1: model.dtype: found the text 'fp16'; choose 'float32', 'bfloat16' or 'float16'",
         "line 4: data.micro_bath: unknown key; did you mean data.micro_batch?",
         "line 5: data.shuffle: found the text 'no'; wanted true or false",
         "line 6: optimizer.lr: found the text 'fast'; wanted a number",

@@ -63,6 +63,7 @@ def test_the_line_of_a_step() -> None:
         host_budget_bytes=24 * GIB,
         eta_s=7560.0,
         written_bytes=910 * 10**9,
+        to_come_bytes=14.33e12,
     )
     assert line == (
         "step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.3 GiB/s"

@@ -76,6 +76,8 @@ def test_lora_plus(tmp_path: Path) -> None:
         ({"groups": [{"match": ["nothing*"]}]}, r"groups\.0\.match: 'nothing\*' matches no param"),
         ({"groups": [{"match": ["*"], "nam": 1}]}, r"groups\.0\.nam: AdamW has no such argument"),
         ({"groups": [{"match": ["*"], "lr": -1}]}, r"groups\.0\.lr: is -1"),
+        ({"groups": [{"match": ["*"], "clip_norm": 1}]}, r"clip_norm is said of all parameters"),
+        ({"groups": [{"match": ["*"], "learning_rate": 1}]}, "did you mean lr"),
         ({"groups": [{"lr": 1}]}, r"groups\.0\.match: missing"),
         ({"groups": {"a": 1}}, r"groups: found a mapping .* wanted a list"),
         ({"name": "muon"}, r"Muon only supports 2D .* by optimizer\.groups"),

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
@@ -41,7 +43,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw-clipped": {"name": "adamw", "lr": 1e-2, "amsgrad": True, "clip_norm": 0.3},
     "momentum": {"name": "sgd", "lr": 1e-1, "momentum": 0.9},
     "adagrad": {"name": "adagrad", "lr": 1e-2},
-    "rmsprop": {"name": "rmsprop", "lr": 1e-3, "momentum": 0.9, "centered": True},
+    "rmsprop": {"name": "rmsprop", "lr": 1e-3, "momentum": 0.9},
     "nadam": {"name": "nadam", "lr": 1e-3},
     "adamax": {"name": "adamax", "lr": 1e-3},
     "rprop": {"name": "rprop", "lr": 1e-4},
@@ -171,11 +173,51 @@ def test_arrays_on_the_disk_are_codes(tmp_path: Path) -> None:
     assert names["exp_avg_8bit"] == "uint8" and names["exp_avg_sq_scale"] == "float32"
 
 
+class KeptInFloat32(nn.Module):
+    """A matrix that stays float32 beside others: it is coded and has no remainder."""
+
+    _keep_in_fp32_modules = ("gate",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 96)
+        self.gate, self.up = nn.Linear(96, 96), nn.Linear(96, 96)
+        self.head = nn.Linear(96, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        x = self.up(x) * self.gate(x.float()).to(x.dtype)
+        logits: Tensor = self.head(x).float()
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("state", ["8bit", "bfloat16"])
+def test_parts_of_a_segment_with_another_dtype(tmp_path: Path, state: str) -> None:
+    """What is whole there, the remainder too, is taken by pieces."""
+    tree = {
+        **BASE,
+        "model": {"python": "tests.whole.test_optimizer_state:KeptInFloat32", "dtype": "bfloat16"},
+        "memory": {"segment": "1MiB"},
+        "store": {"chunk": "8KiB"},
+        "optimizer": {"name": "adamw", "lr": 1e-2, "state": state},
+    }
+    config = config_of(tmp_path / "a", tree)
+    layouts = Prepared(config, None, lambda _: None).plan.layouts
+    assert any("remainder" in whole.arrays for whole in layouts.undivided.values())
+    run = trained(config)
+    plain = reference(config)
+    assert losses(run) == plain.losses
+    assert_same_state(weights(run), plain)
+
+
 def test_an_optimizer_that_needs_whole_parameters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.state: 8bit .* Adafactor does not"):
-        trained(
-            config_of(tmp_path / "a", {**BASE, "optimizer": {"name": "adafactor", "state": "8bit"}})
-        )
+    for optimizer, said in (
+        ({"name": "adafactor"}, r"optimizer\.state: 8bit .* Adafactor does not"),
+        ({"name": "rmsprop", "centered": True}, r"optimizer\.state: 8bit and centered"),
+    ):
+        tree = {**BASE, "optimizer": {**optimizer, "state": "8bit"}}
+        with pytest.raises(ConfigError, match=said):
+            trained(config_of(tmp_path / "a", tree))
 
 
 @pytest.mark.parametrize(
