@@ -109,7 +109,8 @@ _TOKENISED = ("max_length", "truncation_mode", "dataset_text_field", "dataset_nu
 """Of SFTConfig: without meaning for items that are token ids, which is looked at beside this."""
 
 _REASONS = {
-    "fp16": "float16 is not trained in: set bf16",
+    "fp16": "the Trainer holds the rate in a step that overflows: set bf16, or train by "
+    "swaptrain.train(dtype='float16')",
     "fp16_full_eval": "an evaluation computes as training does",
     "bf16_full_eval": "an evaluation computes as training does",
     "label_smoothing_factor": "the loss is the model's own",

@@ -118,8 +118,7 @@ def add_dtype(draft: Draft, *, default: str) -> None:
     if wants_bfloat:
         draft.set("model.dtype", "bfloat16", f"bf16: {str(found).lower()}, with float32 masters")
     elif wants_half:
-        draft.set("model.dtype", "bfloat16", "instead of fp16: see the end")
-        draft.remark("fp16", half, "float16 is not trained in: bfloat16 has its range, fewer bits")
+        draft.set("model.dtype", "float16", "fp16, with float32 masters and a scaled loss")
     elif found is None and half is None:
         draft.set("model.dtype", default, f"default of {draft.tool}")
     else:

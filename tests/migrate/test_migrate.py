@@ -193,7 +193,7 @@ MEANINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "completion_only_loss": False, "fp16": True, "warmup_ratio": 0.1,
         },
         {
-            "data.chat": ("a.jsonl",), "data.train_on": "all", "model.dtype": "bfloat16",
+            "data.chat": ("a.jsonl",), "data.train_on": "all", "model.dtype": "float16",
             "optimizer.schedule.name": "constant", "optimizer.schedule.warmup_ratio": None,
         },
     ),
