@@ -43,6 +43,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "model": {"hf": LLAMA, "dtype": "bfloat16"},
         "data": {"python": "tests.support.datasets:text"},
     },
+    "float16": {
+        "model": {"python": "tests.support.models:gpt", "dtype": "float16"},
+        "data": {"python": "tests.support.datasets:tokens"},
+    },
     "tied": {
         "model": {"python": "tests.support.models:gpt"},
         "data": {"python": "tests.support.datasets:tokens"},
@@ -62,6 +66,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "parts-clipped": {
         "store": {"chunk": "8KiB"}, "memory": {"segment": "200KiB"},
         "optimizer": {"clip_norm": 0.3},
+    },
+    "8bit": {
+        "store": {"chunk": "8KiB"}, "memory": {"segment": "200KiB"},
+        "optimizer": {"state": "8bit"},
     },
     "clipped": {"optimizer": {"clip_norm": 0.3}},
     "trees": {"store": {"commit": {"every": 2}}},
@@ -100,6 +108,8 @@ def _leave(monkeypatch: pytest.MonkeyPatch, *, instructions: float) -> None:
             ("bfloat16", "fused"),
             ("bfloat16", "parts"),
             ("tied", "clipped"),
+            ("tied", "8bit"),
+            ("float16", "fused"),
             ("masked", "fused"),
             ("batch-norm", "fused"),
             ("batch-norm", "clipped"),
@@ -108,7 +118,10 @@ def _leave(monkeypatch: pytest.MonkeyPatch, *, instructions: float) -> None:
         ("llama", "parts-clipped"),
         ("batch-norm", "evaluated"),
         whole=[
-            *(("llama", settings) for settings in ("fused", "parts", "clipped", "evaluated")),
+            *(
+                ("llama", settings)
+                for settings in ("fused", "parts", "8bit", "clipped", "evaluated")
+            ),
             *[("bfloat16", "parts"), ("batch-norm", "fused"), ("batch-norm", "clipped")],
             *[("tied", "clipped"), ("masked", "fused")],
         ],
