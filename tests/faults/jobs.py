@@ -15,14 +15,17 @@ _GPT: dict[str, Any] = {
     "memory": {"segment": "9KiB"},
     "train": {"steps": 2},
 }
+_PARTS: dict[str, Any] = {
+    **_GPT,
+    "model": {**_GPT["model"], "kwargs": {"layers": 1, "dropout": 0.1, "width": 32}},
+    "memory": {"segment": "100KiB"},
+    "store": {"chunk": "8KiB"},
+}
 MODES: dict[str, dict[str, Any]] = {
     "fused": _GPT,
     "clipped": {**_GPT, "optimizer": {"clip_norm": 0.3}},
     "trees": {**_GPT, "store": {"commit": {"every": 2}}, "train": {"steps": 3}},
-    "parts": {
-        **_GPT,
-        "model": {**_GPT["model"], "kwargs": {"layers": 1, "dropout": 0.1, "width": 32}},
-        "memory": {"segment": "100KiB"},
-        "store": {"chunk": "8KiB"},
-    },
+    "parts": _PARTS,
+    "parts-8bit": {**_PARTS, "optimizer": {"state": "8bit"}},
+    "float16": {**_GPT, "model": {**_GPT["model"], "dtype": "float16"}},
 }
