@@ -54,17 +54,16 @@ class StepMetrics:
     """None on a CPU device."""
     roofline_fraction: float | None = None
     """The step's floor / its time (docs/design.md, "The cost of a step"); None: not known."""
+    loss_scale: float | None = None
+    """What the loss was multiplied by, in float16; the row has it only there."""
+    skipped: bool = False
+    """A gradient was not finite, in float16: the step changes no weight. Only where true."""
     held_out: EvalResult | None = None
     """After this step; the row has it, as `eval_...`, only where it was measured."""
     held_out_before: EvalResult | None = None
     """Before this step, as `eval_..._before`."""
     resumed: bool = False
     """Another process began this step; the row has it only where true."""
-
-    loss_scale: float | None = None
-    """What the loss was multiplied by, in float16; the row has it only there."""
-    skipped: bool = False
-    """A gradient was not finite, in float16: the step changes no weight. Only where true."""
 
     def row(self) -> dict[str, Any]:
         """Return the row of metrics.jsonl."""

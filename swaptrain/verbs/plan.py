@@ -116,7 +116,7 @@ def plan(config: Config) -> PlanReport:
         least_traffic_bytes=least,
         step_write_bytes=written,
         written_bytes=written_bytes(read_rows(RunPaths(run_dir).metrics)),
-        steps_left=max(0, config.train.last_step - steps_done(run_dir, root)),
+        steps_left=max(0, (config.train.steps or 0) - steps_done(run_dir, root)),
         tokens=_tokens(config),
         machine=found,
         saves=len(made.builder.saves),

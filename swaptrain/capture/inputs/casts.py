@@ -65,7 +65,7 @@ def batch_dtypes(
     if all(d is dtype or not d.is_floating_point for d in dtypes.values()):
         return dtypes
     cast: frozenset[str] = frozenset()
-    while more := _needed(module, cast_batch(batch, dtypes), cast, fake_mode, _name(dtype)) - cast:
+    while more := _needed(module, cast_batch(batch, dtypes), cast, fake_mode, dtype) - cast:
         cast |= more
         dtypes.update(dict.fromkeys(more, dtype))
     return dtypes
@@ -111,14 +111,14 @@ def _needed(
     batch: Mapping[str, Tensor],
     cast: frozenset[str],
     fake_mode: FakeTensorMode | None,
-    narrow: str,
+    dtype: torch.dtype,
 ) -> frozenset[str]:
     """Run one forward on fakes; return the keys that have to be cast for it, none where it works.
 
-    `cast` are those that `batch` has in the dtype of the computation, `narrow`, already. Raises
+    `cast` are those that `batch` has in the `dtype` of the computation already. Raises
     CaptureError.
     """
-    follower = Follower()
+    follower, narrow = Follower(dtype), _name(dtype)
     try:
         result = _forward(module, batch, fake_mode, follower)
     except MixedProductError:

@@ -37,7 +37,6 @@ _PROMOTES = frozenset({
 })  # fmt: skip
 """Operations that take floating tensors of two dtypes, beside the elementwise ones."""
 _STRICT = frozenset({_aten.prelu, _aten._prelu_kernel})
-_NARROW = (torch.bfloat16, torch.float16)
 
 
 class MixedProductError(Exception):
@@ -75,9 +74,10 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     the tensors of an operation that raises anything else.
     """
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
+    def __init__(self, narrow: torch.dtype) -> None:
+        """Know nothing yet but the dtype of the computation."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._narrow = narrow
         self.last: tuple[torch.Tensor, ...] = ()
         self.mixed: tuple[Lineage, ...] = ()
         self.where = ""
@@ -100,10 +100,9 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the keys that a floating tensor comes from, none for a narrow one."""
         return self.of(tensor).keys if self.is_wide(tensor) else frozenset()
 
-    @staticmethod
-    def is_wide(tensor: torch.Tensor) -> bool:
+    def is_wide(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is floating and not in the dtype of the computation."""
-        return tensor.is_floating_point() and tensor.dtype not in _NARROW
+        return tensor.is_floating_point() and tensor.dtype is not self._narrow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = self.last = _tensors((args, kwargs))
@@ -112,7 +111,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         owned = [
             t for t, one in zip(tensors, lineages, strict=True) if one.parameter or one.trained
         ]
-        narrow = any(t.dtype in _NARROW for t in owned)
+        narrow = any(t.dtype is self._narrow for t in owned)
         result = func(*args, **(kwargs or {}))
         made = _joined(func, lineages, narrow)
         for tensor in _tensors(result):
@@ -122,7 +121,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def check(self, func: Any, tensors: tuple[torch.Tensor, ...], *, promotes: bool) -> None:
         """Raise MixedProductError for a narrow parameter beside wide data."""
-        narrow = any(self.of(t).parameter and t.dtype in _NARROW for t in tensors)
+        narrow = any(self.of(t).parameter and t.dtype is self._narrow for t in tensors)
         wide = tuple(self.of(t) for t in tensors if self.wide_keys(t))
         if wide and narrow and not promotes:
             self.mixed, self.where = wide, str(func)
