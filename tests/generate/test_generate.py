@@ -134,8 +134,14 @@ def test_draws_are_those_of_transformers(tmp_path: Path) -> None:
     assert [row.tolist() for row in generate_text(config, PROMPTS, other).tokens] != expected
 
 
-@pytest.mark.parametrize("dora", proof_but([False, True], True))
-@pytest.mark.parametrize("base", proof_but([None, "nf4"], "nf4"))
+@pytest.mark.parametrize(
+    ("base", "dora"),
+    proof_but(
+        [("nf4", True), (None, False), ("nf4", False), (None, True)],
+        ("nf4", True),
+        whole=[("nf4", False), (None, True)],
+    ),
+)
 def test_with_adapters_it_is_the_merged_model(
     base: str | None, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any
     return server.ask("tests.support.killing_snapshots", **plan)
 
 
-SLOW = {"trees-clipped"}
+SLOW = {"trees-clipped", "trees"}
 
 
 @pytest.mark.parametrize(
