@@ -205,6 +205,7 @@ def test_a_callback_that_would_wait_for_itself_is_answered(tmp_path: Path) -> No
     assert (tmp_path / "two.safetensors").exists() and not (tmp_path / "live.safetensors").exists()
 
 
+@pytest.mark.proof
 def test_evaluations_take_any_kind_of_data(tmp_path: Path) -> None:
     """Other than the run's, with a config's own rhythm, and with what `open` is given."""
     tree = {"eval": {"every": 2}}

@@ -67,10 +67,11 @@ def test_the_bits_are_those_of_a_gradscaler(tmp_path: Path, name: str) -> None:
     assert [row["loss_scale"] for row in rows(run)] == scales
 
 
+@pytest.mark.proof
 def test_a_run_goes_on_behind_a_skipped_step(tmp_path: Path) -> None:
     """With the scale and the count of updates that its records have; also from a snapshot."""
     whole = trained(config_of(tmp_path / "a", {**GPT, "store": {"keep": {"every": 1, "last": 4}}}))
-    for steps in (1, 2, 3, 5):
+    for steps in (1, 3, 5):
         tree = {**GPT, "train": {"steps": steps}}
         run = trained(config_of(tmp_path / "b", tree))
         assert len(rows(run)) == steps

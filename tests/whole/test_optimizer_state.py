@@ -136,27 +136,27 @@ def test_bytes_of_disk(tmp_path: Path, state: str, nbytes: int) -> None:
     assert nbytes * elements < stored < 1.05 * nbytes * elements
 
 
-def test_a_run_goes_on_with_it_and_with_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", proof_but(["8bit", "bfloat16"], whole=["bfloat16"]))
+def test_a_run_goes_on_with_it_and_with_no_other(tmp_path: Path, state: str) -> None:
     """The draws are those of the step; the export has the state, decoded."""
-    for state in ("8bit", "bfloat16"):
-        whole = trained(job(tmp_path / state, state, "bfloat16", "adamw", "segments"))
-        half = job(tmp_path / f"{state}-2", state, "bfloat16", "adamw", "segments")
-        for steps in (2, 4):
-            train = half.train.model_copy(update={"steps": steps})
-            run = trained(half.model_copy(update={"train": train}))
-        assert_same_bits(weights(run), weights(whole))
-        to = tmp_path / f"{state}.safetensors"
-        export_weights(run, to, None, state=True)
-        found = load_file(to)
-        moments = {n for n in found if n.startswith("optimizer.") and n.endswith("exp_avg_sq")}
-        assert len(moments) == len([n for n in found if not n.startswith("optimizer.")])
-        large = found["optimizer.blocks.0.mlp.1.weight.exp_avg_sq"]
-        assert large.shape == (128, 32) and bool((large >= 0).all()) and bool((large > 0).any())
-        assert large.dtype == (torch.float32 if state == "8bit" else torch.bfloat16)
-        assert not any("8bit" in n or "scale" in n.rpartition(".")[2] for n in moments)
-        other = half.optimizer.model_copy(update={"state": "float32"})
-        with pytest.raises(ConfigError, match=r"optimizer\.state: .* -> float32"):
-            trained(half.model_copy(update={"optimizer": other}))
+    whole = trained(job(tmp_path / state, state, "bfloat16", "adamw", "segments"))
+    half = job(tmp_path / f"{state}-2", state, "bfloat16", "adamw", "segments")
+    for steps in (2, 4):
+        train = half.train.model_copy(update={"steps": steps})
+        run = trained(half.model_copy(update={"train": train}))
+    assert_same_bits(weights(run), weights(whole))
+    to = tmp_path / f"{state}.safetensors"
+    export_weights(run, to, None, state=True)
+    found = load_file(to)
+    moments = {n for n in found if n.startswith("optimizer.") and n.endswith("exp_avg_sq")}
+    assert len(moments) == len([n for n in found if not n.startswith("optimizer.")])
+    large = found["optimizer.blocks.0.mlp.1.weight.exp_avg_sq"]
+    assert large.shape == (128, 32) and bool((large >= 0).all()) and bool((large > 0).any())
+    assert large.dtype == (torch.float32 if state == "8bit" else torch.bfloat16)
+    assert not any("8bit" in n or "scale" in n.rpartition(".")[2] for n in moments)
+    other = half.optimizer.model_copy(update={"state": "float32"})
+    with pytest.raises(ConfigError, match=r"optimizer\.state: .* -> float32"):
+        trained(half.model_copy(update={"optimizer": other}))
 
 
 def test_arrays_on_the_disk_are_codes(tmp_path: Path) -> None:
