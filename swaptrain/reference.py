@@ -234,7 +234,8 @@ def forward_backward(
         calls, given = CountedCalls(), batch(m)
         by_tokens = loss_weighting == "tokens" or (loss_weighting is None and "labels" in given)
         loss = _loss(model, given, calls if by_tokens else nullcontext())
-        scaler.scale(loss / micro_batches).backward()  # type: ignore[no-untyped-call]
+        scaled = scaler.scale(loss / micro_batches)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
         losses.append(float(loss.detach()))
         counts.append(calls.counts)
         masters.accumulate()
@@ -253,7 +254,8 @@ def forward_backward(
             before.restore()
             masters.forget()
             return forward_backward(model, masters, batch, micro_batches, "micro_batches", scaler)
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaled = scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
         losses.append(float(loss.detach()))
         masters.accumulate()
     return step_loss(losses, weights)

@@ -209,7 +209,8 @@ def _open(
     if source.tokens is not None:
         return open_tokens(source, config, section, run_record, model_vocabulary, note)
     if source.python is not None:
-        opened = open_python(source.python, source, section, config.collate)
+        sketched = section == "data"
+        opened = open_python(source.python, source, section, config.collate, sketched=sketched)
         run_record.check(opened.record)
         return opened
     raise ConfigError(f"{section}: it names no data: set one of text, chat, tokens and python")

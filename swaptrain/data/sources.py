@@ -65,10 +65,12 @@ def open_python(
     collate: str | None,
     *,
     check: bool = False,
+    sketched: bool = False,
 ) -> Source:
     """Load the dataset of `package.module:function`; raises ConfigError.
 
-    With `check` a few items are read twice, to see that they are the same each time.
+    With `check` a few items are read twice, to see that they are the same each time. With
+    `sketched` its record has the content of a few, which a run compares when it goes on.
     """
     key = f"{section}.python"
     with seeded(CONSTRUCTION_SEED):
@@ -96,7 +98,7 @@ def open_python(
         identity.append(collate)
     digest = xxhash.xxh3_128(json.dumps(identity, default=str).encode()).hexdigest()
     # And its numbers are other items with each number of steps, but for the first.
-    content = sketches(probe.item, length or 1)
+    content = sketches(probe.item, length or 1) if sketched else {}
     record = DataRecord(digest, sketches=content)
     return Source(dataset, name, record, draws=True, collate=function)
 

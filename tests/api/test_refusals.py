@@ -240,10 +240,16 @@ def test_items_are_left_as_they_are_for_a_function(tmp_path: Path) -> None:
     mixed = [{"x": [0.0] * 8, "y": 1, "title": "t"} for _ in range(8)]
     with pytest.raises(swaptrain.ConfigError, match="item 0 has text in title"):
         swaptrain.train(model=Net, data=mixed, dir=tmp_path / "b", **COMMON)
-    lists = lambda step, micro: {"x": [[0.0] * 8] * 4, "y": [1] * 4}  # noqa: E731  # as users write
+
+    def lists(step: int, micro_batch: int) -> dict[str, Any]:
+        return {"x": [[0.0] * 8] * 4, "y": [1] * 4}
+
     batches = {name: value for name, value in COMMON.items() if name != "micro_batch"}
     assert swaptrain.train(model=Net, data=lists, dir=tmp_path / "c", **batches).step == 4
-    texts = lambda step, micro: {"x": ["a"] * 4}  # noqa: E731
+
+    def texts(step: int, micro_batch: int) -> dict[str, Any]:
+        return {"x": ["a"] * 4}
+
     with pytest.raises(swaptrain.ConfigError, match="no tensors"):
         swaptrain.train(model=Net, data=texts, dir=tmp_path / "d", **batches)
 
