@@ -173,11 +173,13 @@ def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert set(left) == set(right)
 
 
-def assert_same_state(stored: dict[str, Tensor], plain: ReferenceResult) -> None:
+def assert_same_state(
+    stored: dict[str, Tensor], plain: ReferenceResult, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Assert that a run's weights and the buffers of its state dict have plain PyTorch's bits.
 
-    What is frozen is stored in the dtype that is computed with.
+    What is frozen is stored in the `dtype` that is computed with.
     """
     buffers = {name: value for name, value in plain.buffers.items() if name in stored}
-    rounded = {name: plain.parameters[name].bfloat16().float() for name in plain.rounded}
+    rounded = {name: plain.parameters[name].to(dtype).float() for name in plain.rounded}
     assert_same_bits(stored, plain.parameters | rounded | buffers)

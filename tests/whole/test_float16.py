@@ -64,7 +64,7 @@ def test_the_bits_are_those_of_a_gradscaler(tmp_path: Path, name: str) -> None:
     run = trained(config)
     plain = reference(config)
     assert losses(run) == plain.losses
-    assert_same_state(weights(run), plain)
+    assert_same_state(weights(run), plain, torch.float16)
     skipped = [not math.isfinite(norm) for norm in plain.grad_norms]
     assert [row.get("skipped", False) for row in rows(run)] == skipped
     assert [row["grad_norm"] is None for row in rows(run)] == skipped
