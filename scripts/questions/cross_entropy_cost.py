@@ -1,9 +1,10 @@
 """Seconds and memory of a language model's last layer and its loss, in several ways, in turns.
 
-python scripts/questions/cross_entropy_cost.py [--words N] [--tokens N]
+python scripts/questions/cross_entropy_cost.py [--words N] [--tokens N] [--ignored PART]
 
 Plain: PyTorch's linear, a cast to float32, cross_entropy. By rows: what swaptrain puts in the place
-of the last two. The others: torch's linear_cross_entropy, which has other bits.
+of the last two. Rows that count: with train.skip_ignored, which has other bits where some do not.
+The others: torch's linear_cross_entropy, which has other bits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swaptrain.capture.cross_entropy import cross_entropy
+from swaptrain.capture.trained_rows import trained_rows
 from swaptrain.memory.malloc import retain, tune
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
 from swaptrain.units import MIB
@@ -30,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--words", type=int, default=32_000)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--ignored", type=float, default=0.0, help="part of the targets")
     parser.add_argument(
         "--tuned", action="store_true", help="let malloc keep its memory, as while a run computes"
     )
@@ -41,11 +44,17 @@ def main() -> int:
     weight = (torch.randn(options.words, HIDDEN) * 0.02).bfloat16().requires_grad_()
     x = torch.randn(options.tokens, HIDDEN).bfloat16()
     targets = torch.randint(options.words, (options.tokens,))
+    targets[torch.rand(options.tokens) < options.ignored] = -100
     shape = (options.tokens, options.words)
 
     def by_rows(value: Tensor) -> Tensor:
         logits = F.linear(value, weight)
         return cross_entropy(logits, targets, 1, -100, shape=shape, dtype=torch.float32)
+
+    def rows_that_count(value: Tensor) -> Tensor:
+        rows = trained_rows(targets, -100)
+        logits, own = F.linear(value.index_select(0, rows), weight), targets.index_select(0, rows)
+        return cross_entropy(logits, own, 1, -100, shape=(None, options.words), dtype=torch.float32)
 
     def torchs(**chosen: object) -> Callable[[Tensor], Tensor]:
         choice = torch.nn.LinearCrossEntropyOptions(**chosen)
@@ -54,6 +63,7 @@ def main() -> int:
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "plain": lambda v: F.cross_entropy(F.linear(v, weight).float(), targets),
         "by rows": by_rows,
+        "rows that count": rows_that_count,
     }
     if hasattr(torch.nn, "LinearCrossEntropyOptions"):  # torch 2.13
         ways["linear_cross_entropy"] = lambda v: F.linear_cross_entropy(v, weight, targets)

@@ -110,8 +110,12 @@ def cut(
     state_bytes: Callable[[ParameterSpec], int],
     working_bytes: Callable[[ParameterSpec], int],
     cuts: list[int] | None = None,
+    skip_ignored: bool = False,
 ) -> tuple[Captured, list[int]]:
-    """Cut a captured graph by `limits`, or at the recorded `cuts`; return it and the cuts."""
+    """Cut a captured graph by `limits`, or at the recorded `cuts`; return it and the cuts.
+
+    With `skip_ignored` the head computes no row that the loss ignores.
+    """
     captured, trace = uncut.captured, uncut.trace
     first_reader = _first_readers(uncut)
     if cuts is None:
@@ -121,7 +125,9 @@ def cut(
         )  # fmt: skip
         cuts = choose_cuts(costs, limits)
     loss = _loss_node(captured)
-    graphs, codes = slice_graph(captured, trace, cuts, uncut.origins, loss, uncut.losses)
+    graphs, codes = slice_graph(
+        captured, trace, cuts, uncut.origins, loss, uncut.losses, skip_ignored=skip_ignored
+    )
     model = _model_spec(uncut, graphs, loss, cuts)
     buffers = {
         name: resolve_attribute(captured, f"model.{name}").detach().clone()

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from swaptrain.capture.trace import resolve_attribute
+from swaptrain.capture.trained_rows import find_head
 
 __all__ = ["cross_entropy", "replace_cross_entropy"]
 
@@ -33,10 +34,13 @@ _LEFT_OUT = -1
 _VIEWS = (_aten.view.default, _aten.reshape.default)
 
 
-def replace_cross_entropy(graph: fx.Graph, owner: torch.nn.Module) -> None:
+def replace_cross_entropy(
+    graph: fx.Graph, owner: torch.nn.Module, *, skip_ignored: bool = False
+) -> None:
     """Let a segment's graph compute its cross entropies by rows, in place.
 
-    `owner` holds the bodies of its higher-order operations.
+    `owner` holds the bodies of its higher-order operations. With `skip_ignored` a head is computed
+    for the rows alone that are not ignored, where it has one reader.
 
     Those whose targets are class numbers and whose loss is the mean or the sum of rows that count
     alike. A cast of the logits that nothing else reads becomes part of it. A graph that writes to
@@ -53,16 +57,24 @@ def replace_cross_entropy(graph: fx.Graph, owner: torch.nn.Module) -> None:
             continue
         cast = _value(logits)
         source, passed = _before_cast(logits, node)
+        reader = passed[-1] if passed else node
+        head = find_head(source, reader) if skip_ignored else None
+        count = cast.shape[0]
         with graph.inserting_before(node):
+            if head is not None:
+                source, targets = head.apply(graph, targets, given["ignore_index"])
+                count = None
             by_rows = graph.call_function(
                 cross_entropy,
                 (source, targets, given["reduction"], given["ignore_index"]),
-                {"shape": tuple(cast.shape), "dtype": cast.dtype},
+                {"shape": (count, cast.shape[1]), "dtype": cast.dtype},
             )
         by_rows.meta.update(node.meta)
         node.replace_all_uses_with(by_rows)
         for unused in (node, *passed):
             graph.erase_node(unused)
+        if head is not None:
+            head.erase(graph)
 
 
 def cross_entropy(
@@ -71,18 +83,20 @@ def cross_entropy(
     reduction: int,
     ignore_index: int,
     *,
-    shape: tuple[int, int],
+    shape: tuple[int | None, int],
     dtype: torch.dtype,
 ) -> Tensor:
     """Return `torch.nn.functional.cross_entropy(logits.to(dtype).view(shape), targets)`.
 
-    `shape` is (N, C), `targets` (N,) of int64; `reduction` is torch's number of mean or sum.
+    `shape` is (N, C), with None for as many as there are targets; `targets` are (N,) of int64;
+    `reduction` is torch's number of mean or sum.
     Raises IndexError for a target that is no class, as torch does.
     """
-    logits = logits.reshape(shape)
+    count, classes = len(targets) if shape[0] is None else shape[0], shape[1]
+    logits = logits.reshape(count, classes)
     limit_bytes = PIECE_BYTES if logits.device.type == "cpu" else _DEVICE_PIECE_BYTES
-    rows = max(1, limit_bytes // (shape[1] * dtype.itemsize))
-    if rows >= shape[0]:
+    rows = max(1, limit_bytes // (classes * dtype.itemsize))
+    if rows >= count:
         given = (logits.to(dtype), targets, None, reduction, ignore_index)
         whole: Tensor = _aten.cross_entropy_loss(*given)
         return whole
@@ -104,10 +118,10 @@ class _ByRows(torch.autograd.Function):
         dtype: torch.dtype,
         rows: int,
     ) -> Tensor:
-        each = torch.empty(len(logits), 1, dtype=dtype, device=logits.device)
-        for some, logarithms in _logarithms(logits, dtype, rows):
+        each = torch.zeros(len(logits), 1, dtype=dtype, device=logits.device)
+        for some, logarithms in _logarithms(logits, targets, ignore_index, dtype, rows):
             lost, _ = _aten.nll_loss_forward(logarithms, targets[some], None, _NONE, ignore_index)
-            torch.neg(lost, out=each[some, 0])
+            each[some, 0] = -lost
         # The reduction reads one logarithm of each row: as if there were one class, 0. What marks
         # the rows to leave out must be another number, whatever the model's own ignore_index is.
         only = torch.where(targets == ignore_index, _LEFT_OUT, 0)
@@ -122,20 +136,32 @@ class _ByRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, weight = ctx.saved_tensors
         reduction, ignore_index, dtype, rows = ctx.settings
-        result = torch.empty_like(logits)
-        for some, logarithms in _logarithms(logits, dtype, rows):
+        result = torch.zeros_like(logits)
+        for some, logarithms in _logarithms(logits, targets, ignore_index, dtype, rows):
             inner = _aten.nll_loss_backward(
                 gradient, logarithms, targets[some], None, reduction, ignore_index, weight
             )
-            result[some] = _aten._log_softmax_backward_data(inner, logarithms, 1, dtype)
+            found = _aten._log_softmax_backward_data(inner, logarithms, 1, dtype)
+            result[some] = found.to(result.dtype)
         return result, None, None, None, None, None
 
 
-def _logarithms(logits: Tensor, dtype: torch.dtype, rows: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the logarithms of the softmax of `rows` rows after the other, and which they are."""
-    for first in range(0, len(logits), rows):
-        some = slice(first, min(first + rows, len(logits)))
-        yield some, torch.log_softmax(logits[some].to(dtype), 1)
+def _logarithms(
+    logits: Tensor, targets: Tensor, ignore_index: int, dtype: torch.dtype, rows: int
+) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    """Yield the logarithms of the softmax of `rows` rows after the other, and which they are.
+
+    Ignored rows are left out: they add nothing to the loss, and their gradient is 0. float16 alone
+    reads them, since a logit that overflows there skips the step.
+    """
+    counted = torch.nonzero(targets != ignore_index)[:, 0]
+    if len(counted) == len(logits) or logits.dtype == torch.float16:
+        for first in range(0, len(logits), rows):
+            some = slice(first, min(first + rows, len(logits)))
+            yield some, torch.log_softmax(logits[some].to(dtype), 1)
+        return
+    for part in torch.split(counted, rows):
+        yield part, torch.log_softmax(logits[part].to(dtype), 1)
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

@@ -58,11 +58,14 @@ def slice_graph(
     origins: Mapping[fx.Node, Binding],
     loss: fx.Node,
     losses: LossTerms,
+    *,
+    skip_ignored: bool = False,
 ) -> tuple[list[SegmentGraph], list[Code]]:
     """Cut `captured` after the computing nodes numbered `cuts`.
 
-    `origins` says what every placeholder and `get_attr` tensor stands for. Returns the segments in
-    order and the code of every isomorphism class.
+    `origins` says what every placeholder and `get_attr` tensor stands for. `skip_ignored` leaves
+    rows that a cross entropy ignores out of the head. Returns the segments in order and the code of
+    every isomorphism class.
     """
     nodes = [node for node in captured.graph.nodes if node.op == "call_function"]
     edges = [0, *(cut + 1 for cut in cuts), len(nodes)]
@@ -86,7 +89,7 @@ def slice_graph(
         key = _canonical(captured, trace, graph, inputs, bindings)
         if key not in classes:
             classes[key] = len(codes)
-            replace_cross_entropy(graph, captured)
+            replace_cross_entropy(graph, captured, skip_ignored=skip_ignored)
             codes.append(Code(fx.GraphModule(captured, graph)))
         segments.append(
             SegmentGraph(tuple(part), bindings, tuple(outputs), random, terms, classes[key])

@@ -389,6 +389,11 @@ class TrainConfig(Section):
     the loss reads it); micro_batches: every micro-batch, as the mean of their losses. They differ
     only where micro-batches have unequally many. null: tokens where the batch has `labels` and the
     loss a cross entropy that reads them, else micro_batches; recorded."""
+    skip_ignored: bool = False
+    """true: the head of a language model computes no row whose label is -100, such as those of a
+    chat's questions. Fewer sums in another order: the bits are those of plain PyTorch whose forward
+    leaves these rows out. Takes effect where the head is a linear layer that the loss alone reads.
+    """
     report_to: Reporters = ()
     """Programs that are shown the rows of metrics.jsonl beside the run: tensorboard
     (`pip install 'swaptrain[tensorboard]'`, files in `RUN/tensorboard`) and trackio

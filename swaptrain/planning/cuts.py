@@ -130,6 +130,7 @@ class Cutter:
             state_bytes=state_bytes,
             working_bytes=working_bytes,
             cuts=self._recorded,
+            skip_ignored=config.train.skip_ignored,
         )
         evaluations = slice_evaluations(self._built.evaluations, captured.model)
         captured = replace(captured, evaluations=evaluations)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from swaptrain.capture.trained_rows import skips_ignored
 from swaptrain.compute.device import choose_kernels, load_libraries, open_device
 from swaptrain.compute.weighting.choice import LossWeighting, choose_weighting
 from swaptrain.config.load import load_config
@@ -93,6 +94,13 @@ class Prepared:
             positions=self.factory.positions,
         )
         self.plan: Plan = self.planner.plan()
+        if config.train.skip_ignored and not skips_ignored(
+            code.train for code in self.plan.captured.codes
+        ):
+            raise ConfigError(
+                "train.skip_ignored: no linear layer of the model makes logits for its loss alone, "
+                "or a segment ends between the two: set it to false"
+            )
         self.config = with_commit_unit(self.weighting.config, self.plan, root)
         """With what depends on the model written out."""
         if root is not None and root.fingerprint != self.plan.captured.model.fingerprint:
