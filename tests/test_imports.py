@@ -20,7 +20,7 @@ ORDER = [
     *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
     *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
     *("planning", "planning.check_capture", "start", "run", "generate", "verbs", "given", "api"),
-    *("hf", "cli_start", "cli"),
+    *("hf", "commands", "cli"),
 ]
 """Rooms from the ground up: each may import those before it. docs/design.md has them in words."""
 # swaptrain.reference is the yardstick beside the house: plain PyTorch, with its optimizers.

@@ -139,7 +139,7 @@ def plan(
         raise ConfigError(f"plan has no argument {', '.join(sorted(unknown))}")
     arguments["dir"] = dir
     from swaptrain.verbs.plan import plan as plan_run
-    from swaptrain.verbs.plan_table import show
+    from swaptrain.verbs.plans.table import show
 
     with TemporaryDirectory(prefix="swaptrain-plan-") as folder:
         given, full = _prepared(

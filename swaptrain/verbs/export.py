@@ -14,8 +14,8 @@ from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
 from swaptrain.units import format_size
-from swaptrain.verbs.export_adapter import adapter_of, merged_tensors, write_adapter
-from swaptrain.verbs.model_directory import (
+from swaptrain.verbs.exports.adapter import adapter_of, merged_tensors, write_adapter
+from swaptrain.verbs.exports.model_directory import (
     MOST_SHARD_BYTES,
     DirectoryFacts,
     check_model_directory,

@@ -27,8 +27,8 @@ from swaptrain.start import (
 )
 from swaptrain.units import format_duration, format_size
 from swaptrain.verbs.plan import plan
-from swaptrain.verbs.plan_report import PlanReport
-from swaptrain.verbs.plan_table import figures
+from swaptrain.verbs.plans.report import PlanReport
+from swaptrain.verbs.plans.table import figures
 
 __all__ = ["init"]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from swaptrain.config.schema import Config
 from swaptrain.store.format.root import AdapterRecord
 from swaptrain.units import format_duration, format_size
-from swaptrain.verbs.inspect_report import RunReport, SegmentRow, read_run
+from swaptrain.verbs.inspection.report import RunReport, SegmentRow, read_run
 
 __all__ = ["inspect_run"]
 

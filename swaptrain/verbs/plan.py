@@ -32,9 +32,9 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import free_bytes, read_root
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_count, format_size
-from swaptrain.verbs.inspect_report import last_rows
-from swaptrain.verbs.plan_report import PlanReport, Segment
-from swaptrain.verbs.plan_table import show
+from swaptrain.verbs.inspection.report import last_rows
+from swaptrain.verbs.plans.report import PlanReport, Segment
+from swaptrain.verbs.plans.table import show
 
 __all__ = ["PlanReport", "plan", "print_plan"]
 

@@ -22,7 +22,7 @@ from swaptrain.store.check.verify import Verifier
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.slots.slots import Slots
 from swaptrain.verbs.export import export_weights
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.train import train
 from tests.capture.test_draws import draws_of
 from tests.support.matrix import proof_but

@@ -15,7 +15,7 @@ from swaptrain.models.trained import trained_parameters
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.tensors import TensorSpec
 from swaptrain.reference import train_reference
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
 from tests.models.test_pretrained import TEXT, tree_of

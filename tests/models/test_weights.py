@@ -20,7 +20,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.own_names import OwnNames
 from swaptrain.reference import train_reference
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.train import train
 from tests.support.matrix import every, proof_but
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights

@@ -15,7 +15,7 @@ from typing import Any
 from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from swaptrain.store.read.export_request import ExportDoor
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from tests.support.killing import Runs, final_state, metrics_key
 
 __all__ = ["ACTIONS"]

@@ -46,7 +46,8 @@ class Calls(list[tuple[str, tuple[Any, ...], dict[str, Any]]]):
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Replace everything that the command line calls."""
     calls = Calls()
-    monkeypatch.setattr("swaptrain.cli.set_up_torch", lambda: calls.append(("tune", (), {})))
+    for module in ("swaptrain.cli", "swaptrain.commands.look"):
+        monkeypatch.setattr(f"{module}.set_up_torch", lambda: calls.append(("tune", (), {})))
     calls.stub(monkeypatch, "swaptrain.verbs.train", "train")
     calls.stub(monkeypatch, "swaptrain.verbs.plan", "print_plan")
     calls.stub(monkeypatch, "swaptrain.verbs.inspect", "inspect_run")

@@ -17,7 +17,7 @@ from swaptrain.errors import ConfigError, RunError
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.format.root import FORMAT, create_root, read_root
 from swaptrain.store.slots.slots import Slots
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
 from tests.support.runs import config_of

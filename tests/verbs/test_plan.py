@@ -25,7 +25,7 @@ from swaptrain.program.cost import Disk, IOWork
 from swaptrain.units import MIB
 from swaptrain.verbs import plan as plan_module
 from swaptrain.verbs.plan import PlanReport, plan
-from swaptrain.verbs.plan_table import show
+from swaptrain.verbs.plans.table import show
 from swaptrain.verbs.train import train
 from tests.support.matrix import proof_but
 from tests.support.runs import config_of, rows

@@ -12,7 +12,7 @@ import zarr
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
 from swaptrain.planning import disk_budget as disk
 from swaptrain.store.slots.snapshots import list_snapshots
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.plan import plan
 from tests.support.killing import final_state, metrics_key
 from tests.support.matrix import proof_but

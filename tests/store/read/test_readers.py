@@ -16,7 +16,7 @@ from swaptrain.store.access.lock import lock_owner
 from swaptrain.store.read.live_store import look
 from swaptrain.store.read.reader import ChunkReader
 from swaptrain.verbs.export import export_weights
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 
 
 @contextmanager

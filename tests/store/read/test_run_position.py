@@ -22,7 +22,7 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.run_position import Phase, RunPosition, read_position
 from swaptrain.store.slots.slots import Slots
 from swaptrain.verbs.export import export_weights
-from swaptrain.verbs.inspect_report import read_run
+from swaptrain.verbs.inspection.report import read_run
 from tests.store.helpers import small_root
 from tests.support.runs import config_of
 from tests.support.stores import MLP, STATES, Job, small_run

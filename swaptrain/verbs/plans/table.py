@@ -10,7 +10,7 @@ from rich.table import Table
 
 from swaptrain.config.schema import Config
 from swaptrain.units import format_count, format_duration, format_size, format_wear
-from swaptrain.verbs.plan_report import PlanReport, Segment
+from swaptrain.verbs.plans.report import PlanReport, Segment
 
 __all__ = ["figures", "show"]
 

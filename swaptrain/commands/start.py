@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from swaptrain.commands.arguments import Arguments, say
 from swaptrain.config.paths import expand_argument
 from swaptrain.errors import ConfigError
+from swaptrain.machine.torch_settings import set_up_torch
 
 __all__ = ["init", "init_arguments", "migrate", "migrate_arguments"]
 
 
-def init(given: argparse.Namespace, note: Callable[[str], None]) -> None:
-    """Write a config for a model directory and files; see `cli`. Raises ConfigError."""
+def init(given: Arguments) -> None:
+    """Write a commented config for a model directory and files, after looking at both.
+
+    Adapters or all weights, dtype, memory, lengths and batches are chosen by what the machine has;
+    the comments say why, and what a run will take. The disk is measured, for six seconds. No file
+    is overwritten.
+    """
+    set_up_torch()
     if given.lora and given.full:
         raise ConfigError("give one of --lora and --full")
     from swaptrain.verbs.init import init
@@ -24,7 +31,7 @@ def init(given: argparse.Namespace, note: Callable[[str], None]) -> None:
         given.data,
         template=None if given.chat_template is None else expand_argument(given.chat_template),
         method="lora" if given.lora else "full" if given.full else None,
-        note=note,
+        note=say,
     )
 
 
@@ -48,7 +55,7 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="train all weights")
 
 
-def migrate(given: argparse.Namespace) -> None:
+def migrate(given: Arguments) -> None:
     """Print the config that a file of Axolotl, LLaMA-Factory or TRL means here.
 
     What it says otherwise than that tool does, or not at all, is in comments at its end. Nothing is

@@ -1,0 +1,1 @@
+"""What the verb `export` writes: the files of a model, or of an adapter."""

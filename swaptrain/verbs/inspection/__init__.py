@@ -1,0 +1,1 @@
+"""What a run directory holds, as the verb `inspect` reads it."""
