@@ -91,7 +91,7 @@ class _Verb:
 
 _TRAIN = _Verb(_train, _train_arguments)
 _VERBS = {
-    "plan": _Verb(look.plan, config_arguments),
+    "plan": _Verb(look.plan, look.plan_arguments),
     "inspect": _Verb(look.inspect, run_arguments),
     "eval": _Verb(use.evaluate, use.evaluate_arguments),
     "generate": _Verb(use.generate, use.generate_arguments),

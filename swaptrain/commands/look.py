@@ -7,21 +7,73 @@ import argparse
 from swaptrain.commands.arguments import (
     Arguments,
     check_run,
+    config_arguments,
     load,
     run_arguments,
+    say,
 )
+from swaptrain.errors import ConfigError
 from swaptrain.machine.torch_settings import set_up_torch
 
-__all__ = ["inspect", "plan", "verify", "verify_arguments"]
+__all__ = ["inspect", "plan", "plan_arguments", "verify", "verify_arguments"]
 
 
 def plan(given: Arguments) -> None:
-    """Show segments, memory, disk and bytes per step of a config, and train nothing."""
+    """Show segments, memory, disk and bytes per step of a config, and train nothing.
+
+    Also when the run would end, what bounds it, and what would help most.
+
+    Examples:
+      swaptrain plan --config job.yaml
+      swaptrain plan --config job.yaml memory.host=16GiB --suggest
+      swaptrain plan --config job.yaml --what-if "disk 7GB/s read, 5GB/s write; 100 TFLOPS;
+        pcie 25GB/s; ram 64GiB"
+    """
+    if not 0 < given.tbw < float("inf"):
+        raise ConfigError(f"--tbw is {given.tbw:g}: give the terabytes that a drive may take")
     loaded = load(given)
     set_up_torch()
     from swaptrain.verbs.plan import print_plan
+    from swaptrain.verbs.plans.questions import Questions
 
-    print_plan(loaded)
+    asked = Questions(
+        suggest=given.suggest,
+        layers=given.layers,
+        what_if=given.what_if,
+        drive_bytes=given.tbw * 1e12,
+        as_json=given.json,
+    )
+    print_plan(loaded, asked, say)
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `plan`."""
+    config_arguments(parser)
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="try other budgets, batches, dtypes of state and adapters, and compare them",
+    )
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="MACHINE",
+        help="price a step on another machine, of which only what differs is said; repeatable",
+    )
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help="show the layers, the largest first, and what could be better in them",
+    )
+    parser.add_argument(
+        "--tbw",
+        type=float,
+        default=600.0,
+        metavar="TB",
+        help="terabytes that the drive is guaranteed to take (default 600)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
 
 
 def inspect(given: Arguments) -> None:

@@ -143,12 +143,17 @@ class CpuDevice:
         return None
 
 
-def choose_kernels(device: torch.device, *, deterministic: bool) -> None:
+def choose_kernels(device: torch.device, *, deterministic: bool, benchmark: bool = False) -> None:
     """Let torch use only kernels whose sums have one order, where they do not have to anyway.
+
+    Or, with `benchmark`, the kernels of convolutions that are fastest in a trial of each shape.
 
     For the whole process, and before anything is computed on the device: cuBLAS is told by the
     environment, which it reads when it begins. See "Reproducibility" in torch's notes.
     """
+    if benchmark and device.type == "cpu":
+        raise ConfigError("train.cudnn_benchmark is of GPUs, and device is cpu: set it to false")
+    torch.backends.cudnn.benchmark = benchmark
     if device.type == "cpu" or not deterministic:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

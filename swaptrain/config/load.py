@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from swaptrain.config.messages import config_error
+from swaptrain.config.optimizer import OptimizerConfig, ScheduleConfig
 from swaptrain.config.resume_rules import (
     Change,
     Changes,
@@ -23,9 +24,7 @@ from swaptrain.config.schema import (
     EvalConfig,
     MemoryConfig,
     ModelConfig,
-    OptimizerConfig,
     RunConfig,
-    ScheduleConfig,
     StoreConfig,
     TrainConfig,
 )

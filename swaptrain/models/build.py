@@ -15,6 +15,7 @@ from torch import nn
 from swaptrain.capture.capture import capture
 from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
 from swaptrain.capture.fingerprint import content_digest
+from swaptrain.capture.forward.channels_last import use_channels_last
 from swaptrain.capture.forward.constants import bind_constants
 from swaptrain.capture.forward.loss import NoLossError
 from swaptrain.capture.init.construct import Addition, Construction, construct
@@ -78,8 +79,13 @@ def model_factory(
     else:
         job = replace(job_of(config, example), asks=asks, note=note)
         found = hugging_face_factory(config, job)
-    constants = dict(config.model.constants)
-    return replace(found, make=lambda: bind_constants(found.make(), constants))
+    constants, by_channels = dict(config.model.constants), config.train.channels_last
+
+    def make() -> nn.Module:
+        module = use_channels_last(found.make()) if by_channels else found.make()
+        return bind_constants(module, constants)
+
+    return replace(found, make=make)
 
 
 def build(

@@ -52,7 +52,11 @@ class Prepared:
             _check_parent(path)
         self.threads = _set_threads(config, root, note)
         self.device = open_device(config.device, config.memory.device)
-        choose_kernels(self.device.device, deterministic=config.train.deterministic)
+        choose_kernels(
+            self.device.device,
+            deterministic=config.train.deterministic,
+            benchmark=config.train.cudnn_benchmark,
+        )
         load_libraries(self.device.device)
         update_rules(config.optimizer, config.train.seed)  # before the capture: it may refuse
         example = None

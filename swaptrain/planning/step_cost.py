@@ -34,13 +34,20 @@ class Price:
     """With the disk's part; None where its speed or the traffic is not known."""
 
 
-def price(plan: Plan, config: Config, machine: Machine | None) -> Price:
+def price(
+    plan: Plan,
+    config: Config,
+    machine: Machine | None,
+    *,
+    seconds: Callable[[Instruction], float] | None = None,
+) -> Price:
     """Return what a step of the plan takes, as a rehearsal finds it.
 
-    With store.commit.every > 1 it is the mean of steps that commit and steps that do not.
+    With store.commit.every > 1 it is the mean of steps that commit and steps that do not. `seconds`
+    are what instructions compute for; None: as measured.
     """
     program = plan.step
-    seconds = instruction_seconds(plan)
+    seconds = seconds or instruction_seconds(plan)
     compute_s = sum(map(seconds, program))
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)

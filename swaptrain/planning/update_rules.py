@@ -12,7 +12,7 @@ from torch import nn
 
 from swaptrain.compute.optimizer_classes import optimizer_class
 from swaptrain.compute.update import Rules, UpdateRule
-from swaptrain.config.schema import OptimizerConfig, OptimizerGroup
+from swaptrain.config.optimizer import OptimizerConfig, OptimizerGroup
 from swaptrain.errors import ConfigError
 from swaptrain.models.freeze import nearest
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from swaptrain.config.schema import Config, OptimizerConfig
+from swaptrain.config.optimizer import OptimizerConfig
+from swaptrain.config.schema import Config
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.errors import RunError

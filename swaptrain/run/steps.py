@@ -13,7 +13,8 @@ from swaptrain.compute.loss_scale import LossScale
 from swaptrain.compute.update import Rules
 from swaptrain.compute.weighting.counts import LossWeights
 from swaptrain.compute.weighting.held_out import HeldOutWeights
-from swaptrain.config.schema import Config, OptimizerConfig
+from swaptrain.config.optimizer import OptimizerConfig
+from swaptrain.config.schema import Config
 from swaptrain.data.batches import Batches
 from swaptrain.durable.activations import Activations
 from swaptrain.durable.commits import Commits

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from swaptrain.config.resume_rules import check_resume
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 from swaptrain.config.schema import Config
 from swaptrain.data import describe_rows
-from swaptrain.data.record import RunRecord
-from swaptrain.durable.disk_backing import DiskBacking
-from swaptrain.machine.speeds import Machine, known_machine
 from swaptrain.observe.metrics import read_rows, written_bytes
-from swaptrain.planning.disk_budget import (
-    disk_needs,
-    estimated_data_bytes,
-    occupied_bytes,
-    spare_bytes,
-)
-from swaptrain.planning.forecast import forecast
+from swaptrain.planning.disk_budget import occupied_bytes
 from swaptrain.planning.planner import Plan
-from swaptrain.planning.prepare import Prepared, recorded_config
-from swaptrain.planning.step_bytes import boundary_bytes, state_bytes
-from swaptrain.planning.step_cost import price
-from swaptrain.program.cost import (
-    StateBytes,
-    break_even_tokens,
-    least_traffic_bytes,
-)
-from swaptrain.run.idle_rates import check_rates, steps_done
-from swaptrain.run.run_names import check_own
-from swaptrain.store.access.containment import check_contained
-from swaptrain.store.disk.direct import DirectIO
-from swaptrain.store.format.root import free_bytes, read_root
+from swaptrain.planning.step_bytes import state_bytes
+from swaptrain.program.cost import break_even_tokens
+from swaptrain.store.format.root import free_bytes
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import format_count, format_size
 from swaptrain.verbs.inspection.report import last_rows
+from swaptrain.verbs.plans.bound import bound
+from swaptrain.verbs.plans.layers_table import hints_of, layers_of, print_layers
+from swaptrain.verbs.plans.planned import Planned, planned
+from swaptrain.verbs.plans.questions import Questions
 from swaptrain.verbs.plans.report import PlanReport, Segment
-from swaptrain.verbs.plans.table import show
+from swaptrain.verbs.plans.suggest import print_choices, suggest
+from swaptrain.verbs.plans.table import plan_console, show
+from swaptrain.verbs.plans.what_if import parse_machine, print_what_ifs, what_if
 
 __all__ = ["PlanReport", "plan", "print_plan"]
 
@@ -47,60 +39,68 @@ def plan(config: Config) -> PlanReport:
     For a run that exists the recorded cut is taken. Raises ConfigError for what training refuses,
     except for a disk that is too full, which the report shows.
     """
-    run_dir = config.run.dir
-    check_own(run_dir)
-    check_contained(run_dir)
-    recorded = recorded_config(run_dir)
-    root = read_root(run_dir)
-    if recorded is not None:
-        record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
-        config = config.with_steps_of(record.items) if record.items else config
-        config = check_resume(recorded, config, accept_change=True)
-    idle = check_rates(config, steps_done(run_dir, root))
-    prepared = Prepared(config.resolved(), root, lambda _: None, draw=False)
-    config, made = prepared.config, prepared.plan
-    found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
-    with DirectIO(1) as io:
-        backing = DiskBacking(
-            run_dir,
-            made.layouts,
-            io,
-            micro_batches=config.data.micro_batches,
-            deferred=made.builder.deferred,
-        )
-        needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
-        spare = spare_bytes(needs, run_dir)
-        timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
-        chosen = forecast(made, config, prepared.device, timed, disk_bytes=spare)
-        made = chosen.plan
-        needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
-    state, crossing_bytes = state_bytes(made), boundary_bytes(made)
-    commit_every = config.store.commit.every
-    in_segments = not config.store.commit.is_whole
-    priced = chosen.price if timed is found else price(made, config, found)
-    traffic = priced.traffic
-    least = least_traffic_bytes(
-        state,
-        crossing_bytes,
-        made.pool_bytes,
-        commit_every=commit_every,
-        in_segments=in_segments,
-    )
-    written = (state.weights + state.rest) // commit_every + state.gradients
-    written += 2 * crossing_bytes * in_segments
-    if traffic is not None:
-        written = traffic.write_bytes
-    read_bytes = max(0, round(least) - written) if traffic is None else traffic.read_bytes
+    return _report(planned(config))
+
+
+def print_plan(
+    config: Config, asked: Questions, note: Callable[[str], None] = lambda _: None
+) -> None:
+    """Show the plan of a config on standard output; `note` hears what takes time.
+
+    Raises ConfigError for what training refuses, and for machines that are not understood.
+    """
+    machines = [parse_machine(text) for text in asked.what_if]
+    found = planned(config, note)
+    report = _report(found)
+    others = [what_if(found, machine) for machine in machines]
+    choices, refused = suggest(found, note) if asked.suggest else ([], [])
+    if asked.as_json:
+        tree: dict[str, Any] = {"plan": asdict(report)}
+        if machines:
+            tree["what_if"] = [asdict(other) for other in others]
+        if asked.suggest:
+            tree["suggestions"] = [asdict(choice) for choice in choices]
+            tree["refused"] = [asdict(one) for one in refused]
+        if asked.layers:
+            rows = layers_of(found)
+            tree["layers"] = [one.figures() for one in rows]
+            tree["hints"] = [{"layer": name, "hint": text} for name, text in hints_of(found, rows)]
+        print(json.dumps(tree, indent=1, default=_plain))
+        return
+    console = plan_console()
+    if asked.layers:
+        print_layers(found, console)
+        console.print()
+    show(report, config, drive_bytes=asked.drive_bytes, console=console)
+    if machines:
+        console.print()
+        print_what_ifs(found, others, console)
+    if asked.suggest:
+        console.print()
+        print_choices(choices, refused, console)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has no word for."""
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} in a plan")
+
+
+def _report(found: Planned) -> PlanReport:
+    config, prepared, made, price = found.config, found.prepared, found.made, found.price
+    run_dir, model = config.run.dir, made.captured.model
     return PlanReport(
         description=prepared.factory.description,
-        parameters=made.captured.model.parameter_count,
+        parameters=model.parameter_count,
+        trained_parameters=sum(p.tensor.numel for p in model.parameters.values() if p.trainable),
         trained=prepared.built.trained.line(),
         rows=describe_rows(
             config.data, run_dir=run_dir, model_vocabulary=prepared.factory.vocabulary
         ),
         quantized=_quantized(made),
         segments=_segments(made),
-        resumes=root is not None,
+        resumes=found.root is not None,
         host_bytes=config.memory.host,
         base_bytes=made.base_bytes,
         pool_bytes=made.pool_bytes,
@@ -109,31 +109,27 @@ def plan(config: Config) -> PlanReport:
         largest=made.peaks.largest,
         live_bytes=made.peaks.live_bytes,
         least_host=prepared.planner.least_host(),
-        disk=tuple(needs),
-        free_disk_bytes=tuple(free_bytes(need.path) for need in needs),
+        disk=found.needs,
+        free_disk_bytes=tuple(free_bytes(need.path) for need in found.needs),
         occupied_disk_bytes=occupied_bytes(run_dir),
-        traffic=traffic,
-        least_traffic_bytes=least,
-        step_write_bytes=written,
+        traffic=price.traffic,
+        least_traffic_bytes=found.least_bytes,
+        step_write_bytes=found.write_bytes,
         written_bytes=written_bytes(read_rows(RunPaths(run_dir).metrics)),
-        steps_left=max(0, (config.train.steps or 0) - steps_done(run_dir, root)),
-        tokens=_tokens(config),
-        machine=found,
+        steps_left=found.steps_left,
+        tokens=found.tokens,
+        machine=found.machine,
         saves=len(made.builder.saves),
-        io_s=None if found is None else found.disk.seconds(read_bytes, written),
-        compute_s=priced.compute_s,
-        step_s=priced.step_s,
+        io_s=found.io_s,
+        compute_s=price.compute_s,
+        step_s=price.step_s,
         lag=made.lag,
         data_share=_data_share(RunPaths(run_dir)),
-        idle_steps=idle,
-        break_even_tokens=_break_even(config, made, found, state),
+        idle_steps=found.idle_steps,
+        break_even_tokens=_break_even(found),
         weighting=str(prepared.weighting) if prepared.weighting.matters else None,
+        bound=bound(found),
     )
-
-
-def print_plan(config: Config) -> None:
-    """Show the plan of a config on standard output."""
-    show(plan(config), config)
 
 
 def _segments(made: Plan) -> tuple[Segment, ...]:
@@ -167,18 +163,14 @@ def _quantized(made: Plan) -> str | None:
     )
 
 
-def _tokens(config: Config) -> int:
-    per_item = config.data.sequence_length if config.data.python is None else 1
-    return config.data.micro_batch * config.data.micro_batches * per_item
-
-
-def _break_even(
-    config: Config, made: Plan, found: Machine | None, state: StateBytes
-) -> float | None:
-    flops_per_s = found.flops_per_s.get(config.model.dtype) if found is not None else None
-    if found is None or flops_per_s is None:
+def _break_even(found: Planned) -> float | None:
+    if found.machine is None:
         return None
-    return break_even_tokens(state, _flops_per_token(made), flops_per_s, found.disk)
+    flops_per_s = found.machine.flops_per_s.get(found.config.model.dtype)
+    if flops_per_s is None:
+        return None
+    flops = _flops_per_token(found.made)
+    return break_even_tokens(state_bytes(found.made), flops, flops_per_s, found.machine.disk)
 
 
 def _flops_per_token(made: Plan) -> int:

@@ -28,6 +28,7 @@ class PlanReport:
 
     description: str
     parameters: int
+    trained_parameters: int
     trained: str
     """How many of them are trained, and what is not, in words."""
     rows: str | None
@@ -80,3 +81,5 @@ class PlanReport:
     """Of the last steps of the run, the part in which they waited for data; None without a run."""
     idle_steps: str | None = None
     """What is said of steps whose learning rate is 0; None where there are none."""
+    bound: str | None = None
+    """What bounds a step, and what would help most; None where no seconds are known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from itertools import groupby
 
 from rich.console import Console
@@ -10,30 +11,47 @@ from rich.table import Table
 
 from swaptrain.config.schema import Config
 from swaptrain.units import format_count, format_duration, format_size, format_wear
+from swaptrain.verbs.plans.questions import COMMON_DRIVE_BYTES
 from swaptrain.verbs.plans.report import PlanReport, Segment
 
-__all__ = ["figures", "show"]
+__all__ = ["figures", "plan_console", "show"]
+
+_LONGEST_S = 1000 * 366 * 86_400
+"""A run of a thousand years is not dated."""
 
 _MUCH_WAITING = 0.1
 """Part of a step in which it waits for data that is worth a word."""
-_DRIVE_BYTES = 600 * 10**12
-"""What a common 1 TB drive is guaranteed to take."""
 _MOST_ROWS = 40
 _UNIT_COLUMNS = 36
 
 
-def show(report: PlanReport, config: Config, *, console: Console | None = None) -> None:
-    """Print the segment table and the figures below it."""
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = 110
+def show(
+    report: PlanReport,
+    config: Config,
+    *,
+    drive_bytes: float = COMMON_DRIVE_BYTES,
+    console: Console | None = None,
+) -> None:
+    """Print the segment table and the figures below it.
+
+    `drive_bytes` are what the drive is guaranteed to take.
+    """
+    console = console or plan_console()
     console.print(_segment_table(report.segments))
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    for name, text in figures(report, config):
+    for name, text in figures(report, config, drive_bytes):
         rows.add_row(name, text)
     console.print(rows, markup=False, highlight=False)
+
+
+def plan_console() -> Console:
+    """Return the standard output, 110 columns wide where it is no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 110
+    return console
 
 
 def _segment_table(segments: tuple[Segment, ...]) -> Table:
@@ -64,7 +82,9 @@ def _segment_table(segments: tuple[Segment, ...]) -> Table:
     return table
 
 
-def figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
+def figures(
+    report: PlanReport, config: Config, drive_bytes: float = COMMON_DRIVE_BYTES
+) -> Iterator[tuple[str, str]]:
     """Yield the figures below the table, each with its name; a name that is empty goes on."""
     size = format_size
     state_bytes = sum(segment.state_bytes for segment in report.segments)
@@ -114,11 +134,11 @@ def figures(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
         yield "", f"of that {size(report.occupied_disk_bytes)} are taken by the run already"
     if report.idle_steps:
         yield "learning rate", report.idle_steps
-    yield from _traffic(report)
+    yield from _traffic(report, drive_bytes)
     yield from _speed(report, config)
 
 
-def _traffic(report: PlanReport) -> Iterator[tuple[str, str]]:
+def _traffic(report: PlanReport, drive_bytes: float) -> Iterator[tuple[str, str]]:
     size, parameters = format_size, max(1, report.parameters)
     least = report.least_traffic_bytes
     if report.traffic is None:
@@ -141,8 +161,17 @@ def _traffic(report: PlanReport) -> Iterator[tuple[str, str]]:
         parts = [f"{size(report.step_write_bytes)} written a step"]
         parts += [f"{format_wear(report.written_bytes)} so far"] * (report.written_bytes > 0)
         parts += [f"{format_wear(to_come)} to come"] * (to_come > 0)
-        lasts = format_count(_DRIVE_BYTES // report.step_write_bytes)
-        yield "wear", f"{', '.join(parts)}: a 600 TBW drive lasts {lasts} steps"
+        lasts = format_count(drive_bytes // report.step_write_bytes)
+        share = (report.written_bytes + to_come) / drive_bytes
+        yield (
+            "wear",
+            f"{', '.join(parts)}: {_percent(share)} of what a {drive_bytes / 1e12:g} TBW drive is "
+            f"guaranteed to take, which is {lasts} steps",
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share >= 1e-4 else "less than 0.01%"
 
 
 def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
@@ -172,6 +201,16 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
                 f"{len(report.segments)} segments save what the others recompute"
             ),
         )
+        if report.steps_left:
+            left_s = report.steps_left * report.step_s
+            end = datetime.now() + timedelta(seconds=min(left_s, _LONGEST_S))
+            yield (
+                "the run takes",
+                f"{format_duration(left_s)} for {report.steps_left:,} steps to come: begun now it "
+                f"ends on {end:%Y-%m-%d %H:%M}",
+            )
+        if report.bound is not None:
+            yield "bound by", report.bound
         if report.data_share is not None and report.data_share >= _MUCH_WAITING:
             yield (
                 "",

@@ -1,0 +1,237 @@
+"""A step on another machine, by the rehearsal: for those who think of buying one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.table import Table
+
+from swaptrain.errors import BudgetError, ConfigError
+from swaptrain.machine.speeds import Machine
+from swaptrain.planning.step_cost import instruction_seconds, price
+from swaptrain.program.cost import Disk, IOWork
+from swaptrain.program.instructions import Instruction, Kind, Operation
+from swaptrain.units import GIB, format_duration, format_size, parse_size
+from swaptrain.verbs.plans.bound import bounding
+from swaptrain.verbs.plans.planned import Planned
+
+__all__ = ["OtherMachine", "WhatIf", "parse_machine", "print_what_ifs", "what_if"]
+
+_SYSTEM_BYTES = 2 * GIB
+"""Of a machine's RAM, for what runs beside swaptrain."""
+_RATE = re.compile(r"([0-9.]+\s*[a-zA-Z]+)/s\s*(read|write|written|both)?", re.ASCII)
+_FLOPS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([GTP])FLOPS", re.ASCII | re.IGNORECASE)
+_FACTORS = {"g": 1e9, "t": 1e12, "p": 1e15}
+_FORM = '"disk 7GB/s read, 5GB/s write; 100 TFLOPS; pcie 25GB/s; ram 64GiB"'
+
+
+@dataclass(frozen=True)
+class OtherMachine:
+    """What is said of a machine; None where it is as this one."""
+
+    text: str
+    disk: Disk | None = None
+    flops_per_s: float | None = None
+    """Of matrix products in `model.dtype`, as reached, which a data sheet's is not."""
+    link_bytes_per_s: float | None = None
+    """Between RAM and a device that computes, each way; None: there is no such device."""
+    ram_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A step on another machine."""
+
+    machine: OtherMachine
+    host_bytes: int
+    """What memory.host would be."""
+    step_s: float
+    token_s: float
+    compute_s: float
+    """With what the tier does on the processor, which is taken to be as fast as here."""
+    io_s: float
+    bound: str
+    """`disk`, `processor` or `memory`."""
+    left_s: float
+    """Of the steps to come."""
+
+
+def parse_machine(text: str) -> OtherMachine:
+    """Read a machine such as `disk 7GB/s read, 5GB/s write; 100 TFLOPS; pcie 25GB/s; ram 64GiB`.
+
+    Parts in any order; those left out are as this machine has them. Of a disk of which only one
+    speed is given it is that of reads and of writes; of both together, unless said, half of the
+    bytes each take the time of both alone. Raises ConfigError with what is wrong.
+    """
+    found = OtherMachine(text)
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        word, _, rest = part.partition(" ")
+        if word.lower() == "disk":
+            found = replace(found, disk=_disk(part, rest))
+        elif word.lower() in ("pcie", "link"):
+            found = replace(found, link_bytes_per_s=_rate(part, rest))
+        elif word.lower() == "ram":
+            found = replace(found, ram_bytes=parse_size(rest))
+        elif match := _FLOPS.fullmatch(part):
+            number, factor = match.groups()
+            found = replace(found, flops_per_s=float(number) * _FACTORS[factor.lower()])
+        else:
+            raise _wrong(part)
+    if found.link_bytes_per_s is not None and found.flops_per_s is None:
+        raise ConfigError(f"--what-if {text!r}: pcie is of a device: say its TFLOPS too")
+    return found
+
+
+def _disk(part: str, rest: str) -> Disk:
+    speeds: dict[str, float] = {}
+    for each in rest.split(","):
+        match = _RATE.fullmatch(each.strip())
+        if match is None:
+            raise _wrong(part)
+        way = {"written": "write", None: "alone"}.get(match[2], match[2])
+        assert way is not None
+        speeds[way] = _rate(part, each.replace(match[2] or "", "").strip())
+    read = speeds.get("read", speeds.get("alone", speeds.get("write")))
+    write = speeds.get("write", speeds.get("alone", read))
+    if read is None or write is None:
+        raise _wrong(part)
+    return Disk(read, write, speeds.get("both", 2 / (1 / read + 1 / write)))
+
+
+def _rate(part: str, text: str) -> float:
+    if not text.strip().lower().endswith("/s"):
+        raise _wrong(part)
+    speed = float(parse_size(text.strip()[:-2]))
+    if speed <= 0:
+        raise _wrong(part)
+    return speed
+
+
+def _wrong(part: str) -> ConfigError:
+    return ConfigError(f"--what-if: {part!r} is not understood: write {_FORM}, or some of it")
+
+
+def what_if(found: Planned, machine: OtherMachine) -> WhatIf:
+    """Return what a step would take on `machine`, with the cut that was made here.
+
+    Computing: with `flops_per_s` the matrix products of each instruction at that speed, and on a
+    device (`link_bytes_per_s`) not less than what the instruction's objects take on the link, an
+    update included; without a device updates and what was measured beside matrix products stay.
+    Raises BudgetError where `ram_bytes` are too few, ConfigError where nothing is known of a disk.
+    """
+    config, made = found.config, found.made
+    host_bytes = config.memory.host
+    if machine.ram_bytes is not None:
+        host_bytes = machine.ram_bytes - made.base_bytes - _SYSTEM_BYTES
+    pool_bytes = host_bytes - made.arena_bytes
+    if pool_bytes < made.peaks.instruction_bytes:
+        need = made.arena_bytes + made.peaks.instruction_bytes + made.base_bytes + _SYSTEM_BYTES
+        raise BudgetError(
+            f"--what-if {machine.text!r}: this cut needs {format_size(need)} of RAM, "
+            f"{format_size(_SYSTEM_BYTES)} of them for the system"
+        )
+    disk = machine.disk or (None if found.machine is None else found.machine.disk)
+    if disk is None:
+        raise ConfigError(
+            f"--what-if {machine.text!r}: the disk of this machine was never measured: say one, as "
+            f"in {_FORM}"
+        )
+    here = found.machine
+    other = Machine(
+        disk=disk,
+        sigma=here.sigma if here is not None else 0.0,
+        io_work=here.io_work if here is not None else IOWork(),
+        flops_per_s=dict(here.flops_per_s) if here is not None else {},
+    )
+    seconds = _seconds(found, machine)
+    cost = price(replace(made, pool_bytes=pool_bytes), config, other, seconds=seconds)
+    if cost.step_s is None or cost.traffic is None:
+        raise ConfigError("--what-if: a step of this config has too many instructions to rehearse")
+    io_s = disk.seconds(cost.traffic.read_bytes, cost.traffic.write_bytes)
+    work_s = cost.compute_s + made.tier_s * len(made.step)
+    return WhatIf(
+        machine=machine,
+        host_bytes=host_bytes,
+        step_s=cost.step_s,
+        token_s=cost.step_s / found.tokens,
+        compute_s=work_s,
+        io_s=io_s,
+        bound=bounding(io_s, work_s, cost.step_s),
+        left_s=found.steps_left * cost.step_s,
+    )
+
+
+def print_what_ifs(found: Planned, others: list[WhatIf], console: Console) -> None:
+    """Print a step here and on other machines, by the same rehearsal."""
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    names = ("machine", "memory.host", "step", "a token", "computing", "disk", "bound by")
+    for name in (*names, "steps to come"):
+        left = name in ("machine", "bound by")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "machine")
+    here, io_s = found.price, found.io_s
+    if here.step_s is not None and io_s is not None:
+        table.add_row(
+            "this one",
+            format_size(found.config.memory.host),
+            format_duration(here.step_s),
+            format_duration(here.step_s / found.tokens),
+            format_duration(found.work_s),
+            format_duration(io_s),
+            bounding(io_s, found.work_s, here.step_s),
+            format_duration(found.steps_left * here.step_s),
+        )
+    for other in others:
+        table.add_row(
+            other.machine.text,
+            format_size(other.host_bytes),
+            format_duration(other.step_s),
+            format_duration(other.token_s),
+            format_duration(other.compute_s),
+            format_duration(other.io_s),
+            other.bound,
+            format_duration(other.left_s),
+        )
+    console.print(table, markup=False, highlight=False)
+
+
+def _seconds(found: Planned, machine: OtherMachine) -> Callable[[Instruction], float]:
+    """Return what an instruction's computing would take."""
+    measured = instruction_seconds(found.made)
+    flops_per_s, link = machine.flops_per_s, machine.link_bytes_per_s
+    if flops_per_s is None:
+        return measured
+    here = found.machine
+    own = None if here is None else here.flops_per_s.get(found.config.model.dtype)
+    layouts, model = found.made.layouts, found.made.captured.model
+
+    def seconds(instruction: Instruction) -> float:
+        took_s = measured(instruction)
+        if not instruction.segment or instruction.operation is Operation.LOAD:
+            return took_s
+        flops = _passes(instruction) * model.segment(instruction.segment).flops
+        needs_s = flops / flops_per_s
+        if link is None:
+            products_s = min(took_s, flops / own) if own else 0.0
+            return took_s - products_s + needs_s
+        stays = instruction.micro_batch > 0  # weights and sums, from micro-batch to micro-batch
+        moved_bytes = sum(
+            layouts.size_bytes(key)
+            for key in set(instruction.touches)
+            if not (stays and key.kind in (Kind.STATE, Kind.ACCUMULATOR))
+        )
+        return max(needs_s, moved_bytes / link)
+
+    return seconds
+
+
+_PASSES = {Operation.FORWARD: 1, Operation.TURN: 3, Operation.BACKWARD: 3}
+"""Forwards that an operation costs; a backward recomputes its own, unless that was saved."""
+
+
+def _passes(instruction: Instruction) -> int:
+    passes = _PASSES.get(instruction.operation, 0)
+    saved = any(key.kind is Kind.SAVED for key in instruction.touches)
+    return passes - (saved and instruction.operation is Operation.BACKWARD)
