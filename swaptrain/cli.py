@@ -18,7 +18,6 @@ from swaptrain.commands.arguments import (
     Arguments,
     config_arguments,
     load,
-    run_arguments,
     say,
 )
 from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
@@ -33,7 +32,7 @@ _PROGRAM = "python -m swaptrain"
 _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
-  inspect   show what a run directory holds
+  inspect   show what a run directory holds, a tensor of it, or what differs between two
   eval      what held-out data says of a run: loss, perplexity, accuracy
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
@@ -92,7 +91,7 @@ class _Verb:
 _TRAIN = _Verb(_train, _train_arguments)
 _VERBS = {
     "plan": _Verb(look.plan, look.plan_arguments),
-    "inspect": _Verb(look.inspect, run_arguments),
+    "inspect": _Verb(look.inspect, look.inspect_arguments),
     "eval": _Verb(use.evaluate, use.evaluate_arguments),
     "generate": _Verb(use.generate, use.generate_arguments),
     "export": _Verb(use.export, use.export_arguments),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from swaptrain.commands.arguments import (
     Arguments,
@@ -11,11 +12,14 @@ from swaptrain.commands.arguments import (
     load,
     run_arguments,
     say,
+    step_argument,
 )
+from swaptrain.config.paths import expand_argument
 from swaptrain.errors import ConfigError
 from swaptrain.machine.torch_settings import set_up_torch
 
-__all__ = ["inspect", "plan", "plan_arguments", "verify", "verify_arguments"]
+__all__ = ["inspect", "inspect_arguments", "plan", "plan_arguments", "verify"]
+__all__ += ["verify_arguments"]
 
 
 def plan(given: Arguments) -> None:
@@ -77,11 +81,47 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def inspect(given: Arguments) -> None:
-    """Show what a run directory holds: config, steps, segments, bytes."""
-    run_dir = check_run(given.run)
-    from swaptrain.verbs.inspect import inspect_run
+    """Show what a run directory holds: config, steps, segments, bytes; or one tensor; or two runs.
 
-    inspect_run(run_dir)
+    With NAME: where that tensor lies, its figures, a histogram, its optimizer state and its float32
+    master; of a glob a table. With a second RUN: the config keys and the tensors that differ. Both
+    read the last step; of a run that trains, the end of the step in progress, where it waits.
+
+    python -m swaptrain inspect runs/mine
+    python -m swaptrain inspect runs/mine model.embed_tokens.weight
+    python -m swaptrain inspect runs/mine '*.mlp.*' --step 100
+    python -m swaptrain inspect runs/mine runs/other
+    """
+    run_dir = check_run(given.run)
+    if given.what is None:
+        if given.from_step is not None or given.json:
+            raise ConfigError("--step and --json belong to a tensor or a second run: name it")
+        from swaptrain.verbs.inspect import inspect_run
+
+        inspect_run(run_dir)
+        return
+    set_up_torch()  # which decodes state of 8 bits
+    from swaptrain.verbs.inspection.difference import inspect_difference, is_run
+    from swaptrain.verbs.inspection.tensor import inspect_tensors
+
+    if is_run(other := expand_argument(Path(given.what))):
+        inspect_difference(
+            run_dir, check_run(other), from_step=given.from_step, as_json=given.json, note=say
+        )
+    else:
+        inspect_tensors(
+            run_dir, given.what, from_step=given.from_step, as_json=given.json, note=say
+        )
+
+
+def inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `inspect`."""
+    run_arguments(parser)
+    parser.add_argument(
+        "what", nargs="?", metavar="NAME|RUN", help="a tensor's name or a glob, or a second run"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    step_argument(parser)
 
 
 def verify(given: Arguments) -> None:
