@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swaptrain.commands import look, start, use
+from swaptrain.commands import check, look, start, use
 from swaptrain.commands.arguments import (
     Arguments,
     config_arguments,
@@ -37,6 +37,7 @@ Verbs:
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
+  compare   take steps of a job in plain PyTorch too, and say whether all bits are equal
   init      write a config for a model directory and files
   migrate   print the config that a file of Axolotl, LLaMA-Factory or TRL means here
 
@@ -96,6 +97,7 @@ _VERBS = {
     "generate": _Verb(use.generate, use.generate_arguments),
     "export": _Verb(use.export, use.export_arguments),
     "verify": _Verb(look.verify, look.verify_arguments),
+    "compare": _Verb(check.compare, check.compare_arguments),
     "init": _Verb(start.init, start.init_arguments),
     "migrate": _Verb(start.migrate, start.migrate_arguments),
 }

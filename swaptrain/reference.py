@@ -515,3 +515,7 @@ def with_decay_steps(schedule: ScheduleFields | None, steps: int) -> ScheduleFie
         min_lr_ratio=schedule.min_lr_ratio,
         decay_fraction=schedule.decay_fraction,
     )
+
+
+if __name__ == "__main__":
+    print("the command that compares a job with this loop: python -m swaptrain compare --help")

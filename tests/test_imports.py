@@ -19,12 +19,12 @@ ORDER = [
     *("memory", "chat", "migrate"),
     *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
     *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
-    *("planning", "planning.check_capture", "start", "run", "generate", "verbs", "given", "api"),
+    *("planning", "planning.check_capture", "start", "run", "generate", "reference", "verbs"),
+    *("given", "api"),
     *("hf", "commands", "cli"),
 ]
 """Rooms from the ground up: each may import those before it. docs/design.md has them in words."""
-# swaptrain.reference is the yardstick beside the house: plain PyTorch, with its optimizers.
-TOP = {"reference", "__init__", "__main__"}
+TOP = {"__init__", "__main__"}
 HEAVY = {"torch", "transformers", "zarr", "numpy", "tensorstore", "sklearn", "matplotlib"}
 MOST_FILES = 20
 """Files of one folder, its face not counted."""

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Callable
-from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
-from swaptrain.data import open_data, open_eval
-from swaptrain.data.batches import Batches
-from swaptrain.models.build import model_factory
-from swaptrain.models.freeze import freeze
-from swaptrain.models.quantized_base import quantizable, round_weights
-from swaptrain.reference import ReferenceResult, train_reference
+from swaptrain.reference import ReferenceResult
+from swaptrain.verbs.comparison.plain_run import adapted, plain_run, quantized
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.train import train
 
@@ -96,72 +88,7 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 
 def reference(config: Config) -> ReferenceResult:
     """Train the same model on the same batches in plain PyTorch."""
-    torch.set_num_threads(config.train.threads or 1)
-    factory = model_factory(config)
-    data: Batches = open_data(
-        config.data,
-        seed=config.train.seed,
-        run_dir=config.run.dir.with_name(config.run.dir.name + "-reference"),
-        model_vocabulary=factory.vocabulary,
-    )
-    optimizer = config.resolved().optimizer
-    held_out: list[dict[str, Tensor]] = []
-    if config.eval is not None:
-        held_out_dir = config.run.dir.with_name(config.run.dir.name + "-reference")
-        held_out_data = open_eval(
-            config.eval, config.data, run_dir=held_out_dir, model_vocabulary=factory.vocabulary
-        )
-        held_out = [held_out_data.batch(1, m) for m in range(held_out_data.micro_batches)]
-    make = factory.make
-    if config.model.base is not None:
-        make = partial(quantized, make, config)
-    if config.lora is not None:
-        make = partial(adapted, make, config.lora.fields(), config.train.seed)
-    return train_reference(
-        make,
-        data.batch,
-        steps=config.train.steps,
-        micro_batches=config.data.micro_batches,
-        seed=config.train.seed,
-        dtype=getattr(torch, config.model.dtype),
-        optimizer=optimizer.name,
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        arguments=optimizer.arguments,
-        schedule=optimizer.schedule,
-        clip_norm=optimizer.clip_norm,
-        loss_weighting=config.train.loss_weighting,
-        held_out=held_out,
-        every=config.eval.every if config.eval is not None else 1,
-        freeze=config.train.freeze or (),
-        state=optimizer.state,
-        master=config.model.master,
-        groups=[{**group.model_dump(), **group.arguments} for group in optimizer.groups or ()],
-    )
-
-
-def adapted(make: Callable[[], nn.Module], fields: dict[str, Any], seed: int) -> nn.Module:
-    """Return a base with adapters as a user of PEFT makes them."""
-    import peft
-
-    module = make()
-    torch.manual_seed(seed)
-    with warnings.catch_warnings(action="ignore"):
-        found: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**fields), module)
-    return found
-
-
-def quantized(make: Callable[[], nn.Module], config: Config) -> nn.Module:
-    """Return a base whose frozen weights are what is left of them behind their codes."""
-    module, form = make(), config.model.base
-    assert form is not None
-    names = quantizable(module, config.model.base_except or ())
-    if config.lora is None:
-        frozen = deepcopy(module)
-        freeze(frozen, config.train.freeze or ())
-        names -= {name for name, p in frozen.named_parameters() if p.requires_grad}
-    round_weights(module, names, form, getattr(torch, config.model.dtype))
-    return module
+    return plain_run(config, config.run.dir.with_name(config.run.dir.name + "-reference"))
 
 
 def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
