@@ -38,6 +38,7 @@ Verbs:
   export    write the weights of a run to a safetensors file, also while it trains
   verify    read all that a run would go on from, and list what is damaged
   compare   take steps of a job in plain PyTorch too, and say whether all bits are equal
+  doctor    check disk, memory, processor and packages of this machine for a run
   init      write a config for a model directory and files
   migrate   print the config that a file of Axolotl, LLaMA-Factory or TRL means here
 
@@ -98,6 +99,7 @@ _VERBS = {
     "export": _Verb(use.export, use.export_arguments),
     "verify": _Verb(look.verify, look.verify_arguments),
     "compare": _Verb(check.compare, check.compare_arguments),
+    "doctor": _Verb(check.doctor, check.doctor_arguments),
     "init": _Verb(start.init, start.init_arguments),
     "migrate": _Verb(start.migrate, start.migrate_arguments),
 }
