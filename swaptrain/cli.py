@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from swaptrain.commands import check, look, start, use
-from swaptrain.commands.arguments import (
-    Arguments,
-    config_arguments,
-    load,
-    say,
-)
+from swaptrain.commands.arguments import Arguments, config_arguments, load, say, say_first
 from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, SwaptrainError
 from swaptrain.machine.torch_settings import set_up_torch
+from swaptrain.memory.collector import uncollected
 from swaptrain.observe.output import open_standard_streams, silence
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.durable_files import run_error
@@ -56,8 +52,10 @@ def _train(given: Arguments) -> None:
     if given.fresh and given.from_step is not None:
         raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
     loaded = load(given)
+    say_first(f"{given.config} is read: loading torch, and then the model and its data")
     set_up_torch()
-    from swaptrain.verbs.train import train
+    with uncollected():
+        from swaptrain.verbs.train import train
 
     train(loaded, fresh=given.fresh, accept_change=given.accept_change, from_step=given.from_step)
 

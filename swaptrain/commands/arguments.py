@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from swaptrain.config.load import load_config
@@ -13,7 +14,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.observe.output import silence
 
 __all__ = ["Arguments", "check_run", "config_arguments", "load", "run_arguments", "say"]
-__all__ += ["step_argument"]
+__all__ += ["say_first", "step_argument"]
 
 Arguments = argparse.Namespace
 
@@ -74,3 +75,9 @@ def say(message: str) -> None:
         print(f"swaptrain: {message}", file=sys.stderr, flush=True)
     except OSError:
         silence(sys.stderr)
+
+
+def say_first(message: str) -> None:
+    """Write the first line of a run to the standard output, before anything heavy is imported."""
+    with suppress(OSError):  # the run goes on without it, and says so with its next line
+        print(message, flush=True)

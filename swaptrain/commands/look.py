@@ -36,6 +36,7 @@ def plan(given: Arguments) -> None:
     if not 0 < given.tbw < float("inf"):
         raise ConfigError(f"--tbw is {given.tbw:g}: give the terabytes that a drive may take")
     loaded = load(given)
+    say(f"{given.config} is read: loading torch, and then the model")
     set_up_torch()
     from swaptrain.verbs.plan import print_plan
     from swaptrain.verbs.plans.questions import Questions
@@ -87,12 +88,21 @@ def inspect(given: Arguments) -> None:
     master; of a glob a table. With a second RUN: the config keys and the tensors that differ. Both
     read the last step; of a run that trains, the end of the step in progress, where it waits.
 
+    With --memory: what held memory at each instruction of the last step, where run.memory is true.
+
     python -m swaptrain inspect runs/mine
     python -m swaptrain inspect runs/mine model.embed_tokens.weight
     python -m swaptrain inspect runs/mine '*.mlp.*' --step 100
     python -m swaptrain inspect runs/mine runs/other
     """
     run_dir = check_run(given.run)
+    if given.order is not None and not given.memory:
+        raise ConfigError("--order is of the table that --memory shows: give both")
+    if given.memory:
+        from swaptrain.verbs.inspection.memory_table import read_memory, show_memory
+
+        show_memory(read_memory(run_dir), given.order or "size")
+        return
     if given.what is None:
         if given.from_step is not None or given.json:
             raise ConfigError("--step and --json belong to a tensor or a second run: name it")
@@ -122,6 +132,14 @@ def inspect_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     step_argument(parser)
+    parser.add_argument(
+        "--memory", action="store_true", help="show what held memory during the last step"
+    )
+    parser.add_argument(
+        "--order",
+        choices=("size", "program"),
+        help="of --memory: the largest instruction first (the default), or as they ran",
+    )
 
 
 def verify(given: Arguments) -> None:

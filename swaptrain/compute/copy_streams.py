@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swaptrain.compute.object_tensors import once
 from swaptrain.errors import ConfigError, RunError
+from swaptrain.memory.malloc import AllocatorBytes
 from swaptrain.memory.pinned import PinnedPool
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.spans import spanned
@@ -72,6 +73,12 @@ class Streams(Protocol):
 
     def peak_bytes(self) -> int:
         """Return the most memory held since the last call."""
+
+    def allocator_bytes(self) -> AllocatorBytes | None:
+        """Return what torch's allocator of the device holds now."""
+
+    def give_back_cached(self) -> None:
+        """Give the allocator's free blocks back to the device."""
 
 
 @dataclass
@@ -248,6 +255,15 @@ class StreamDevice:
         """Return the most memory of the device held since the last call."""
         return self._streams.peak_bytes()
 
+    def allocator_bytes(self) -> AllocatorBytes | None:
+        """Return what torch's allocator of the device holds."""
+        return self._streams.allocator_bytes()
+
+    def give_back_cached(self) -> None:
+        """Give its free blocks back, once nothing is under way."""
+        self.synchronize()
+        self._streams.give_back_cached()
+
 
 def _addresses(view: Tensor) -> tuple[int, int]:
     """Return where the memory of a view begins and ends."""
@@ -273,6 +289,8 @@ class CudaStreams:
                     "set memory.device to less"
                 )
             torch.cuda.set_per_process_memory_fraction(budget_bytes / total, device)
+        self._most_allocated_bytes = 0
+        """Until the last call of `peak_bytes`."""
 
     def empty(self, view: Tensor) -> Tensor:
         """Return memory of the device, laid out like `view`, with undefined content."""
@@ -359,5 +377,18 @@ class CudaStreams:
     def peak_bytes(self) -> int:
         """Return the peak of torch's allocator and reset it."""
         peak = torch.cuda.max_memory_reserved(self.device)
+        self._most_allocated_bytes = torch.cuda.max_memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         return int(peak)
+
+    def allocator_bytes(self) -> AllocatorBytes:
+        """Return the counts of torch's caching allocator."""
+        found = torch.cuda.memory_stats_as_nested_dict(self.device)
+        allocated, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]
+        return AllocatorBytes(
+            int(allocated["current"]), int(reserved["current"]), self._most_allocated_bytes
+        )
+
+    def give_back_cached(self) -> None:
+        """Empty torch's cache."""
+        torch.cuda.empty_cache()

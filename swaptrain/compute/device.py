@@ -12,6 +12,7 @@ from torch import Tensor
 from swaptrain.compute.copy_streams import CudaStreams, StreamDevice
 from swaptrain.compute.object_tensors import copy_into
 from swaptrain.errors import ConfigError
+from swaptrain.memory.malloc import AllocatorBytes, heap_bytes, trim
 from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import SlabPool
 from swaptrain.program.instructions import ObjectKey
@@ -83,6 +84,12 @@ class ComputeDevice(Protocol):
     def peak_bytes(self) -> int | None:
         """Return the most device memory held since the last call, None where there is none."""
 
+    def allocator_bytes(self) -> AllocatorBytes | None:
+        """Return what the allocator of what is computed holds: torch's, or on a CPU malloc."""
+
+    def give_back_cached(self) -> None:
+        """Give free blocks of that allocator back to the system, between two instructions."""
+
 
 class CpuDevice:
     """Computes on the slabs themselves: nothing is copied."""
@@ -141,6 +148,14 @@ class CpuDevice:
     def peak_bytes(self) -> int | None:
         """There is no device memory."""
         return None
+
+    def allocator_bytes(self) -> AllocatorBytes | None:
+        """Return what malloc holds: torch has no cache of its own here."""
+        return heap_bytes()
+
+    def give_back_cached(self) -> None:
+        """Give the heap's free pages back; it keeps what is freed later."""
+        trim()
 
 
 def choose_kernels(device: torch.device, *, deterministic: bool, benchmark: bool = False) -> None:

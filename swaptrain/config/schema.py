@@ -477,6 +477,13 @@ class RunConfig(Section):
     trace: Count = 0
     """Steps of this start of which `trace.json` says what every thread did when: ui.perfetto.dev
     shows it, `scripts/step_times.py` sums it up; some 0.1 to 0.5 MB a step. 0: none."""
+    memory: bool = False
+    """true: `memory.json` says after each step what held memory at each of its instructions, and a
+    note names what grows from step to step; `inspect RUN --memory` shows it (docs/memory.md)."""
+    log_every: Positive | None = None
+    """Steps between two lines of output that goes to no terminal; the first, the last and the
+    evaluated steps have one as well. null: a line where ten seconds have passed and a hundredth of
+    the run. A terminal shows each step."""
 
 
 class Config(Section):

@@ -7,9 +7,9 @@ Python datasets, `conversations` rows, `batches` which item comes when. May impo
 
 from __future__ import annotations
 
-from swaptrain.data.batches import Batches
+from swaptrain.data.batches import Batches, token_count
 from swaptrain.data.held_out import HeldOut, look_at_held_out
 from swaptrain.data.open import describe_rows, open_data, open_eval, open_example
 
 __all__ = ["Batches", "HeldOut", "describe_rows", "look_at_held_out", "open_data", "open_eval"]
-__all__ += ["open_example"]
+__all__ += ["open_example", "token_count"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
 from threading import Lock
@@ -16,7 +16,7 @@ from swaptrain.data.permutation import permuted
 from swaptrain.data.seeded import item_seed, seeded
 from swaptrain.errors import ConfigError, RunError, SwaptrainError
 
-__all__ = ["Batches", "Dataset"]
+__all__ = ["Batches", "Dataset", "token_count"]
 
 _OBJECT_BYTES = 400
 """Of a tensor beside its elements, at the least: 415 with torch 2.13, and 500 for its dict."""
@@ -29,6 +29,23 @@ _CHECKED, _CHECK_S = 256, 2.0
 
 # The shape and dtype of each tensor of an item, by key.
 _ItemLayout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+_TOKENS = ("input_ids", "ids", "tokens", "token_ids")
+"""What a tensor of whole numbers is called that holds tokens."""
+
+
+def token_count(layout: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> int | None:
+    """Return the tokens of an item or a batch by its tensors, padding included; None without any.
+
+    They are the elements of the first tensor of whole numbers, of one dimension or more, that is
+    called input_ids, ids, tokens or token_ids.
+    """
+    for name in _TOKENS:
+        shape, dtype = layout.get(name, ((), torch.float32))
+        if shape and not dtype.is_floating_point and not dtype.is_complex:
+            return prod(shape)
+    return None
 
 
 class Dataset(Protocol):
@@ -74,7 +91,6 @@ class Batches:
         shuffle: bool,
         micro_batch: int,
         micro_batches: int,
-        tokens_per_item: int = 1,
         expect: Callable[[int], None] | None = None,
         draws: bool = False,
         once: bool = False,
@@ -90,8 +106,6 @@ class Batches:
         """
         self.digest = digest
         """Names the data: equal digests, equal items."""
-        self.tokens_per_micro_batch = micro_batch * tokens_per_item
-        """Tokens for text, items for any other data."""
         self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self._dataset, self._name = dataset, name
         self._seed, self._shuffle, self._draws = seed, shuffle, draws
@@ -112,6 +126,10 @@ class Batches:
             self.layout = _layout(self.item(0))
         else:
             self.layout = _without_items(self._collated(self._places(1, 0), ConfigError))
+        tokens = token_count(self.layout)
+        self.counts_tokens = tokens is not None
+        """Whether `tokens_per_micro_batch` are tokens, or items of data that has none."""
+        self.tokens_per_micro_batch = micro_batch * (1 if tokens is None else tokens)
 
     @property
     def item_bytes(self) -> int:

@@ -110,7 +110,7 @@ class Conversations:
         if self.key == "data.chat":
             self._note(f"its first row, what is trained in [[ ]]:\n{self.shown().strip()}")
         packed = RowSequences(built.tokens, self._length, several=bool(self._config.packing))
-        return Source(packed, self.key, record, self._length, packed.expect)
+        return Source(packed, self.key, record, packed.expect)
 
     def example(self, items: int) -> dict[str, torch.Tensor]:
         """Return a micro-batch of the first rows, each [items, T]; nothing is written."""

@@ -289,7 +289,6 @@ def _unread(
         shuffle=shuffle,
         micro_batch=config.micro_batch,
         micro_batches=micro_batches,
-        tokens_per_item=source.tokens_per_item,
         expect=source.expect,
         draws=source.draws,
         once=once,

@@ -49,7 +49,6 @@ class Source:
     dataset: Dataset
     name: str
     record: DataRecord
-    tokens_per_item: int = 1
     expect: Callable[[int], None] | None = None
     """Begins to read an item that will be asked for, where the dataset can do that."""
     collate: Callable[[list[Any]], Any] | None = None
@@ -173,9 +172,9 @@ def _packed(
     """Return tokens as sequences of one length, of which a part may be masked."""
     packed = PackedTokens(tokens, config.sequence_length)
     if config.mask is None or tokenizer is None:
-        return Source(packed, key, record, config.sequence_length, packed.expect)
+        return Source(packed, key, record, packed.expect)
     items = MaskedTokens(packed, config.mask, mask_tokens(tokenizer))
-    return Source(items, key, record, config.sequence_length, packed.expect, draws=True)
+    return Source(items, key, record, packed.expect, draws=True)
 
 
 def _forms(opened: Sequence[TokenSource]) -> str:

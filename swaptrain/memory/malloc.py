@@ -7,8 +7,10 @@ import os
 import sys
 from contextlib import suppress
 from functools import cache
+from typing import NamedTuple
 
-__all__ = ["release", "restart_without_cache", "retain", "set_apart", "trim", "tune"]
+__all__ = ["AllocatorBytes", "heap_bytes", "release", "restart_without_cache", "retain"]
+__all__ += ["set_apart", "trim", "tune"]
 
 # Names and numbers are those of <malloc.h>.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
@@ -21,6 +23,26 @@ _SMALL_SIZES = range(24, 136, 16)
 _OBJECT_BYTES = 2560
 """Of what is larger and belongs to one object."""
 _CACHE_COUNT = "glibc.malloc.tcache_count"
+_MALLINFO = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks"]
+_MALLINFO += ["fordblks", "keepcost"]
+_TCMALLOC_ALLOCATED, _TCMALLOC_HEAP = b"generic.current_allocated_bytes", b"generic.heap_size"
+
+
+class AllocatorBytes(NamedTuple):
+    """What an allocator has given out, and what it holds."""
+
+    allocated_bytes: int
+    """In use by whoever asked for it."""
+    reserved_bytes: int
+    """In use or free, for reuse; of a C heap also pages that went back to the kernel."""
+    most_allocated_bytes: int = 0
+    """The most in use at once during the last step, where that is counted."""
+
+
+class _MallInfo2(ctypes.Structure):
+    """`struct mallinfo2` of <malloc.h>."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO]
 
 
 def restart_without_cache() -> None:
@@ -100,6 +122,41 @@ def trim() -> None:
         tcmalloc.MallocExtension_ReleaseFreeMemory()
     elif libc is not None:
         libc.malloc_trim(0)
+
+
+def heap_bytes() -> AllocatorBytes | None:
+    """Return what the C allocator holds now; None where it does not say.
+
+    Whatever takes memory by malloc is in it: on a CPU all tensors that are not in slabs.
+    """
+    tcmalloc, info = _tcmalloc(), _mallinfo2()
+    if tcmalloc is not None:
+        return _tcmalloc_bytes(tcmalloc)
+    if info is None:
+        return None
+    found = info.mallinfo2()
+    return AllocatorBytes(found.uordblks + found.hblkhd, found.arena + found.hblkhd)
+
+
+def _tcmalloc_bytes(tcmalloc: ctypes.CDLL) -> AllocatorBytes | None:
+    if not hasattr(tcmalloc, "MallocExtension_GetNumericProperty"):
+        return None
+    found = []
+    for name in (_TCMALLOC_ALLOCATED, _TCMALLOC_HEAP):
+        value = ctypes.c_size_t()
+        if not tcmalloc.MallocExtension_GetNumericProperty(name, ctypes.byref(value)):
+            return None
+        found.append(value.value)
+    return AllocatorBytes(*found)
+
+
+@cache
+def _mallinfo2() -> ctypes.CDLL | None:
+    """Return glibc 2.33 or later, which counts beyond 2 GiB."""
+    libc = _process("gnu_get_libc_version", "mallinfo2")
+    if libc is not None:
+        libc.mallinfo2.restype = _MallInfo2
+    return libc
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import inspect
 import json
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from swaptrain.config.schema import Config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError, SwaptrainError
+from swaptrain.memory.collector import uncollected
 from swaptrain.models.adapters import refuse_adapters
 from swaptrain.models.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.models.classes import Job, choose_class, fitting
@@ -53,8 +55,10 @@ def hugging_face_factory(
     """
     # Nothing is downloaded, whatever a config names: models of other libraries, kernels, backbones.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers
+    with uncollected():
+        import transformers
 
+        importlib.import_module("transformers.modeling_utils")  # which each class of a model needs
     job = job or job_of(config)
     transformers.logging.set_verbosity_error()
     tree = _read_config(config.model.hf)

@@ -20,7 +20,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.strict_json import parse_json
 
-__all__ = ["MetricsFile", "StepMetrics", "read_rows", "written_bytes"]
+__all__ = ["MetricsFile", "StepMetrics", "figures", "read_rows", "written_bytes"]
 
 _PIECE_BYTES = 2**16
 _LINE_BYTES = 512  # the numbers of a step, written out, take about 450
@@ -33,6 +33,12 @@ def written_bytes(rows: Iterable[Mapping[str, Any]]) -> int:
     """Return the bytes that the steps of these rows have written."""
     found = (row.get("write_bytes") for row in rows)
     return sum(nbytes for nbytes in found if isinstance(nbytes, int))
+
+
+def figures(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the numbers that rows have under a key; null and what is no number are left out."""
+    found = (row.get(key) for row in rows)
+    return [float(value) for value in found if isinstance(value, int | float)]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

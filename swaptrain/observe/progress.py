@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from statistics import fmean
 from types import TracebackType
 from typing import Literal, Self
 
@@ -19,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swaptrain.observe.output import silence
-from swaptrain.observe.progress_line import progress_line
+from swaptrain.observe.progress_line import Counted, RunSoFar, progress_line
+from swaptrain.observe.start_ticker import StartTicker, StartWork
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.units import format_duration
 
@@ -32,7 +35,12 @@ _PLAIN_TICK_S = 30.0
 # On a terminal steps may be faster than a person reads: the live line shows each of them, the
 # scrollback gets one a second.
 _SCROLLBACK_S = 1.0
+_PLAIN_S, _PLAIN_PART = 10.0, 100
+"""Elsewhere a line has ten seconds and a hundredth of the run to itself."""
+_PLAIN_COLUMNS = 100
 _ETA_STEPS = 16
+_MEAN_STEPS = 50
+"""Steps of which the mean of the loss is shown."""
 _BAR_COLUMNS = 40
 
 
@@ -47,26 +55,33 @@ class _Console(Console):
 class Progress:
     """The progress of one run, used in a `with` block from the thread that runs the program.
 
-    `console` is standard output unless a test gives another; `clock` returns seconds.
+    `console` is standard output unless a test gives another; `clock` returns seconds. Where it is
+    no terminal a step has a line of its own every `log_every` steps; None: now and then.
     """
 
     def __init__(
         self,
         *,
         host_budget_bytes: int | None = None,
+        log_every: int | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or _Console()
         self._host_budget_bytes, self._clock = host_budget_bytes, clock
+        self._log_every = log_every
+        self._counted: Counted = "tok"
         self._live: Live | None = None
         self._total_steps = self._written_bytes = 0
         self._last_line = ""
         self._recent_step_s: deque[float] = deque(maxlen=_ETA_STEPS)
         self._recent_bytes: deque[int] = deque(maxlen=_ETA_STEPS)
+        self._recent_losses: deque[float] = deque(maxlen=_MEAN_STEPS)
+        self._lined_step = 0
         self._step, self._step_began_s = 0, 0.0
-        self._drawn_s = self._printed_s = float("-inf")
+        self._drawn_s = self._printed_s = self._lined_s = float("-inf")
         self._backwards = False
+        self._ticker: StartTicker | None = None
 
     def __enter__(self) -> Self:
         """Take over the bottom lines of the terminal, if it is one."""
@@ -75,6 +90,8 @@ class Progress:
             with self._unless_silent():
                 live.start()
                 self._live = live
+        self._ticker = StartTicker(self._show_work, self._clock)
+        self._ticker.begin()
         return self
 
     def __exit__(
@@ -84,23 +101,36 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         """Give the terminal back; the last step's line stays."""
+        self._end_start()
         if self._live is not None:
             with self._unless_silent():
                 self._live.stop()
             self._live = None
-            if self._last_line:
-                self._print(self._last_line)
+        if self._last_line:
+            self._print(self._last_line)
+            self._last_line = ""
 
     def start(
-        self, total_steps: int, first_step: int, segments: int, *, written_bytes: int = 0
+        self,
+        total_steps: int,
+        first_step: int,
+        segments: int,
+        *,
+        written_bytes: int = 0,
+        losses: Iterable[float] = (),
+        counted: Counted = "tok",
     ) -> None:
         """Say what is about to run: steps first_step to total_steps over so many segments.
 
-        `written_bytes` are those that the run has written so far.
+        `written_bytes` are those that the run has written so far, `losses` those of its steps;
+        `counted` is what the data is counted in.
 
         None may be left of them, where a longer run is given less: what it began is completed.
         """
+        self._end_start()
         self._total_steps, self._written_bytes = total_steps, written_bytes
+        self._counted = counted
+        self._recent_losses.extend(losses)
         self._step_began_s = self._printed_s = self._clock()
         if not total_steps:
             self.note("train.steps is 0: the initial weights are the run")
@@ -116,6 +146,7 @@ class Progress:
 
     def start_evaluation(self, step: int, segments: int) -> None:
         """Say that `step` is looked at, over so many segments."""
+        self._end_start()
         self._total_steps = step
         self._step_began_s = self._printed_s = self._clock()
         self.note(f"evaluating step {step}, {segments} segments")
@@ -142,13 +173,26 @@ class Progress:
         """Show the line of a finished step."""
         line = self._line(metrics)
         now_s = self._clock()
-        quick = now_s - self._printed_s < _SCROLLBACK_S
-        if self._live is not None and quick and metrics.held_out is None:
+        if self._has_line(metrics, now_s):
+            self._last_line, self._lined_step, self._lined_s = "", metrics.step, now_s
+            self._print(line)
+        else:
             self._last_line = line
             self._draw(now_s)
-        else:
-            self._last_line = ""
-            self._print(line)
+
+    def _has_line(self, metrics: StepMetrics, now_s: float) -> bool:
+        """Whether a step has a line that stays."""
+        step = metrics.step
+        if metrics.held_out is not None:
+            return True
+        if self._live is not None:
+            return now_s - self._printed_s >= _SCROLLBACK_S
+        if step == self._total_steps or not self._lined_step:
+            return True
+        if self._log_every is not None:
+            return step % self._log_every == 0
+        is_far = (step - self._lined_step) * _PLAIN_PART >= self._total_steps
+        return is_far and now_s - self._lined_s >= _PLAIN_S
 
     def _line(self, metrics: StepMetrics) -> str:
         self._recent_step_s.append(metrics.step_s)
@@ -156,21 +200,52 @@ class Progress:
         self._recent_bytes.append(metrics.write_bytes)
         mean_bytes = sum(self._recent_bytes) / len(self._recent_bytes)
         mean_s = sum(self._recent_step_s) / len(self._recent_step_s)
-        return progress_line(
-            metrics,
+        if math.isfinite(metrics.loss):
+            self._recent_losses.append(metrics.loss)
+        losses = self._recent_losses
+        so_far = RunSoFar(
             total_steps=self._total_steps,
+            counted=self._counted,
             host_budget_bytes=self._host_budget_bytes,
+            mean_loss=fmean(losses) if len(losses) > 1 else None,
             eta_s=mean_s * (self._total_steps - metrics.step),
             written_bytes=self._written_bytes,
             to_come_bytes=mean_bytes * (self._total_steps - metrics.step),
         )
+        columns = self._console.width if self._live is not None else _PLAIN_COLUMNS
+        return progress_line(metrics, so_far, columns=columns)
 
     def note(self, text: str) -> None:
-        """Show a line of its own."""
+        """Show a line of its own; before the first step it is also what is being done."""
+        if self._ticker is not None:
+            self._ticker.doing(text)
         self._print(text)
+
+    def count(self, done: int, total: int, unit: str) -> None:
+        """Say how far a start is with what the last note said, in so many of `unit`."""
+        if self._ticker is not None:
+            self._ticker.count(done, total, unit)
+
+    def _end_start(self) -> None:
+        """End what shows the start: steps are shown from here on, or nothing."""
+        if self._ticker is not None:
+            self._ticker.end()
+            self._ticker = None
+
+    def _show_work(self, work: StartWork, now_s: float) -> None:
+        """Show what a start does: a bar, or elsewhere a line where there was none for ten seconds.
+
+        Called by the thread of the ticker.
+        """
+        if self._live is not None:
+            with self._unless_silent():
+                self._live.update(work.bar(now_s), refresh=True)
+        elif now_s - max(self._printed_s, work.began_s) >= _PLAIN_S:
+            self._print(work.line(now_s))
 
     def finish(self, text: str) -> None:
         """Show the last line of the run."""
+        self._end_start()
         if self._last_line:
             self._print(self._last_line)
             self._last_line = ""

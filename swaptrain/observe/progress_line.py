@@ -3,63 +3,93 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.units import GIB, MIB, format_duration, format_size, format_wear
 
-__all__ = ["progress_line"]
+__all__ = ["Counted", "RunSoFar", "progress_line"]
+
+Counted = Literal["tok", "items"]
+"""What `StepMetrics.tokens` counts: tokens, or items of data without tokens."""
 
 _WORTH = 10 * 10**9
 """Bytes that a run writes in all, from which on a drive's life is worth a word."""
 
 
-def progress_line(
-    metrics: StepMetrics,
-    *,
-    total_steps: int,
-    host_budget_bytes: int | None = None,
-    eta_s: float | None = None,
-    written_bytes: int = 0,
-    to_come_bytes: float = 0,
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class RunSoFar:
+    """What the line of a step says of the run around it."""
+
+    total_steps: int
+    counted: Counted = "tok"
+    host_budget_bytes: int | None = None
+    mean_loss: float | None = None
+    """Of the last steps; None where there is only one."""
+    eta_s: float | None = None
+    written_bytes: int = 0
+    """So far; with those of the steps to come they are what the run takes of a drive's life."""
+    to_come_bytes: float = 0
+
+
+def progress_line(metrics: StepMetrics, run: RunSoFar, *, columns: int | None = None) -> str:
     """Return the line of a finished step; what was not measured is left out.
 
-    `step 12/200 | loss 3.2141 | 41.2 s | 1,640 tok/s | read 96.0 GiB at 2.9 GiB/s | wrote 71.0 GiB,
-    910.0 GB of 15.24 TB | RAM 21.7/24 GiB, hit 63% | waiting for disk 8% | eta 2.1 h`
+    `step 12/200 | loss 3.2141 | mean 3.3105 | 41.2 s | 1,640 tok/s | eta 2.1 h | waiting for disk
+    8% | RAM 21.7/24 GiB, hit 63% | read 96.0 GiB at 2.9 GiB/s | wrote 71.0 GiB, 910.0 GB of 15.24
+    TB | epoch 0.31 | lr 0.001`
 
-    `written_bytes` are those of the run so far; with those of the steps to come they are what the
-    run takes of a drive's life. Shown from 10 GB on.
+    The most important comes first. What does not fit in `columns` is left out from the end, the
+    step and its loss never. A drive's life is shown from 10 GB on.
     """
+    parts = list(_parts(metrics, run))
+    line = " | ".join(parts)
+    while columns is not None and len(line) > columns and len(parts) > 2:
+        parts.pop()
+        line = " | ".join(parts)
+    return line
+
+
+def _parts(metrics: StepMetrics, run: RunSoFar) -> Iterator[str]:
     step_s = max(metrics.step_s, 1e-9)
-    parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
+    yield f"step {metrics.step}/{run.total_steps}"
+    yield f"loss {metrics.loss:.4f}"
     if metrics.skipped:
-        parts.append(f"overflow at scale {metrics.loss_scale:g}, skipped")
+        yield f"overflow at scale {metrics.loss_scale:g}, skipped"
     if metrics.held_out is not None:
-        parts.append(metrics.held_out.text())
-    parts.append(format_duration(metrics.step_s))
-    parts.append(f"{_rate(metrics.tokens / step_s)} tok/s")
-    if metrics.read_bytes:
-        per_s = format_size(metrics.read_bytes / step_s)
-        parts.append(f"read {format_size(metrics.read_bytes)} at {per_s}/s")
-    if metrics.write_bytes:
-        wear = written_bytes + max(0, to_come_bytes)
-        said = f", {format_wear(written_bytes)} of {format_wear(wear)}" if wear >= _WORTH else ""
-        parts.append(f"wrote {format_size(metrics.write_bytes)}{said}")
+        yield metrics.held_out.text()
+    if run.mean_loss is not None:
+        yield f"mean {run.mean_loss:.4f}"
+    yield format_duration(metrics.step_s)
+    yield f"{_rate(metrics.tokens / step_s)} {run.counted}/s"
+    if run.eta_s is not None and metrics.step < run.total_steps:
+        yield f"eta {format_duration(run.eta_s)}"
+    yield f"waiting for disk {metrics.io_wait_s / step_s:.0%}"
+    if metrics.data_wait_s >= 0.01 * step_s:
+        yield f"waiting for data {metrics.data_wait_s / step_s:.0%}"
     memory = []
     if metrics.peak_host_bytes:
-        memory.append(f"RAM {_of_budget(metrics.peak_host_bytes, host_budget_bytes)}")
+        memory.append(f"RAM {_of_budget(metrics.peak_host_bytes, run.host_budget_bytes)}")
     if metrics.cache_hit_fraction is not None and math.isfinite(metrics.cache_hit_fraction):
         memory.append(f"hit {metrics.cache_hit_fraction:.0%}")
     if memory:
-        parts.append(", ".join(memory))
+        yield ", ".join(memory)
     if metrics.peak_device_bytes:
-        parts.append(f"device {format_size(metrics.peak_device_bytes)}")
-    parts.append(f"waiting for disk {metrics.io_wait_s / step_s:.0%}")
-    if metrics.data_wait_s >= 0.01 * step_s:
-        parts.append(f"waiting for data {metrics.data_wait_s / step_s:.0%}")
-    if eta_s is not None and metrics.step < total_steps:
-        parts.append(f"eta {format_duration(eta_s)}")
-    return " | ".join(parts)
+        yield f"device {format_size(metrics.peak_device_bytes)}"
+    if metrics.read_bytes:
+        per_s = format_size(metrics.read_bytes / step_s)
+        yield f"read {format_size(metrics.read_bytes)} at {per_s}/s"
+    if metrics.write_bytes:
+        wear = run.written_bytes + max(0, run.to_come_bytes)
+        said = ""
+        if wear >= _WORTH:
+            said = f", {format_wear(run.written_bytes)} of {format_wear(wear)}"
+        yield f"wrote {format_size(metrics.write_bytes)}{said}"
+    if metrics.epoch:
+        yield f"epoch {metrics.epoch:.2f}"
+    yield f"lr {metrics.lr:.3g}"
 
 
 def _rate(per_s: float) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
 from swaptrain.planning.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.planning.dry_run import Measured, dry_run
+from swaptrain.planning.measured_record import MeasuredRecord
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.quantized import is_scales
@@ -113,11 +115,16 @@ class Planner:
         *,
         choices: Choices | None = None,
         positions: tuple[str, int] | None = None,
+        measures: Path | None = None,
     ) -> None:
+        """Take what is planned; `measures` is the file of what a start measures for the next."""
         self._config, self._built, self._rules = config, built, rules
         self._device, self.batch, self._positions = device, batch, positions
         self._cutter = Cutter(config, built, rules, choices=choices)
         self._plans: dict[tuple[int, ...], Plan] = {}
+        self._measures = measures
+        self._kept: set[tuple[int, ...]] = set()
+        """Cuts whose figures were found in that file."""
         trim()
         self._base_bytes = resident_bytes()
 
@@ -143,6 +150,18 @@ class Planner:
             raise refused
         size, text = self._refusal()
         raise BudgetError(text, enough=size)
+
+    def keep_measures(self, plan: Plan) -> None:
+        """Write what was measured for `plan`, for the next start, where it was measured anew."""
+        record = self._record(plan.captured, plan.cuts)
+        if record is not None and tuple(plan.cuts) not in self._kept:
+            record.write(replace(plan.measured, tier_s=plan.tier_s))
+
+    def _record(self, captured: Captured, cuts: Iterable[int]) -> MeasuredRecord | None:
+        """Return the record of figures; None on a device, whose memory is measured each time."""
+        if self._measures is None or self._device.device.type != "cpu":
+            return None
+        return MeasuredRecord(self._measures, self._config, captured.model.fingerprint, cuts)
 
     def least_host(self) -> str:
         """Return the smallest `memory.host` that was found to work, as a config says it."""
@@ -179,6 +198,8 @@ class Planner:
         runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
         operations = Operations(captured, layouts, runner, rules, self._device)
         self._check_device(found)
+        record = self._record(captured, found.cuts)
+        known = None if record is None or not self._cutter.is_recorded else record.read()
         try:
             measured = dry_run(
                 captured,
@@ -188,6 +209,7 @@ class Planner:
                 self.batch,
                 host_bytes=config.memory.host - _SLACK_BYTES,
                 saving=not config.train.recompute,
+                known=known,
             )
         except torch.OutOfMemoryError as error:
             raise DeviceBudgetError(
@@ -211,6 +233,8 @@ class Planner:
                 f"train.deterministic: {str(error).partition(',')[0]}: set it to false, or change "
                 "the model"
             ) from error
+        if known is not None and measured.seconds is known.seconds:
+            self._kept.add(tuple(found.cuts))
         scratch_bytes = max(
             (
                 rules(name).scratch_bytes(

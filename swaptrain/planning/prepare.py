@@ -88,6 +88,7 @@ class Prepared:
                 f"{', '.join(self.built.thawed[:3])}: the constructor freezes them, and "
                 "transformers trains them when it loads a checkpoint: so does this run"
             )
+        note("measuring what each kind of segment takes")
         self.planner = Planner(
             config,
             self.built,
@@ -96,6 +97,7 @@ class Prepared:
             dict(self.built.uncut.batch),
             choices=root.choices if root is not None else None,
             positions=self.factory.positions,
+            measures=RunPaths(config.run.dir).measured,
         )
         self.plan: Plan = self.planner.plan()
         if config.train.skip_ignored and not skips_ignored(

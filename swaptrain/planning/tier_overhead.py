@@ -42,9 +42,11 @@ def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:
 
     Some steps are rehearsed with no disk and no computing, on slabs of real memory, as many as a
     run has; the median counts of those behind the first, in which the memory comes from the system.
-    Not measured for large budgets and long programs, nor where the machine refuses the memory,
-    which the run then says in its own words.
+    What an earlier start measured is taken. Not measured for large budgets and long programs, nor
+    where the machine refuses the memory, which the run then says in its own words.
     """
+    if plan.measured.tier_s:
+        return replace(plan, tier_s=plan.measured.tier_s)
     program = plan.step
     most_bytes = useful_bytes(plan)
     if len(program) > _MOST_INSTRUCTIONS or min(plan.pool_bytes, most_bytes) > _MOST_BYTES:

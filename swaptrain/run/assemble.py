@@ -18,8 +18,9 @@ from swaptrain.durable.tree_commits import Trees
 from swaptrain.memory.malloc import release, retain, set_apart
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
+from swaptrain.observe.memory_record import MemoryRecord
 from swaptrain.observe.memory_usage import resident_bytes
-from swaptrain.observe.metrics import MetricsFile, read_rows, written_bytes
+from swaptrain.observe.metrics import MetricsFile, figures, read_rows, written_bytes
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import open_reports
 from swaptrain.observe.trace import TraceFile
@@ -30,7 +31,7 @@ from swaptrain.planning.ram_budget import useful_bytes
 from swaptrain.planning.step_cost import Price
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.executor import Executor
-from swaptrain.run.memory_guard import BudgetGuard, OwnBytes
+from swaptrain.run.memory_guard import BudgetGuard, OwnBytes, SpareBlocks
 from swaptrain.run.open_data import loss_weights
 from swaptrain.run.resume import find_resume_point
 from swaptrain.run.signals import StopRequest
@@ -111,15 +112,28 @@ def assemble(
         step = position.decision.done
         progress.start_evaluation(step, segments)
     else:
-        before = written_bytes(read_rows(paths.metrics))
-        progress.start(config.train.last_step, step, segments, written_bytes=before)
+        before = [row for row in read_rows(paths.metrics) if row["step"] < step]
+        progress.start(
+            config.train.last_step,
+            step,
+            segments,
+            written_bytes=written_bytes(before),
+            losses=figures(before, "loss"),
+            counted="tok" if parts.data.counts_tokens else "items",
+        )
     trace = None
     if config.run.trace:
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")
         trace = TraceFile(paths.trace, config.run.trace, note)
         files.callback(trace.close)
     boundary = Boundary(stop, ExportDoor(config.run.dir, note), step)
-    watch = Watch(stop, progress, segments, boundary, trace)
+    memory = None
+    if config.run.memory and not parts.evaluates:
+        note(f"writing what holds memory in each step to {paths.memory} (run.memory)")
+        memory = _memory_record(config, prepared.device, plan, pool, parts.io, note)
+        files.callback(memory.close)
+    spare = None if memory is None else SpareBlocks(prepared.device, plan, pool, note)
+    watch = Watch(stop, progress, segments, boundary, trace, memory, spare)
     executor = Executor(
         tier,
         plan.operations,
@@ -130,6 +144,7 @@ def assemble(
         begin=watch.begin,
         tick=watch.tick,
         observe=observe,
+        weigh=watch.weigh,
     )
     return Training(
         config=config,
@@ -183,6 +198,25 @@ def _guard(config: Config, plan: Plan, pool: SlabPool) -> BudgetGuard:
         host_bytes=config.memory.host,
         least_bytes=plan.peaks.instruction_bytes,
         own_bytes=OwnBytes(plan.captured, plan.measured),
+    )
+
+
+def _memory_record(
+    config: Config,
+    device: ComputeDevice,
+    plan: Plan,
+    pool: SlabPool,
+    io: DirectIO,
+    note: Callable[[str], None],
+) -> MemoryRecord:
+    return MemoryRecord(
+        RunPaths(config.run.dir).memory,
+        pool,
+        staging_bytes=lambda: io.staging_bytes,
+        allocator_bytes=device.allocator_bytes,
+        budget_bytes=config.memory.host,
+        base_bytes=plan.base_bytes,
+        note=note,
     )
 
 

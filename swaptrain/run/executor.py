@@ -100,14 +100,16 @@ class Executor:
         tick: Callable[[Instruction], None],
         observe: Callable[[int, Instruction], None] = lambda *_: None,
         computed: Callable[[Instruction, Slabs], None] = lambda *_: None,
+        weigh: Callable[[Instruction, Slabs], None] = lambda *_: None,
     ) -> None:
         """Take what instructions act on; `values` keeps what forwards make, for a resume.
 
         A kill repeats the backward of `lag` segments at most.
         `observe` hears of each instruction behind it, and of the step that it belongs to;
-        `computed` of each one and its slabs, before anything that it made is written.
+        `computed` of each one and its slabs, before anything that it made is written, and `weigh`
+        too, which looks at what memory holds.
         """
-        self._begin, self._observe, self._computed = begin, observe, computed
+        self._begin, self._observe, self._computed, self._weigh = begin, observe, computed, weigh
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
         self._values, self._lag = values, lag
@@ -191,6 +193,7 @@ class Executor:
         if done.position in durability.visits and self._values is not None:
             self._values.wait()
         self._computed(instruction, done.slabs)
+        self._weigh(instruction, done.slabs)
         self._make_durable(instruction, durability.made(done.position), done.slabs, state)
         self._tier.release(instruction)
         self._tier.write_behind(done.position)

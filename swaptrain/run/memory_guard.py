@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swaptrain.capture.captured import Captured
+from swaptrain.compute.device import ComputeDevice
 from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.planning.dry_run import Measured, kind_of
+from swaptrain.planning.planner import Plan
 from swaptrain.program.instructions import Instruction
 from swaptrain.spans import spanned
+from swaptrain.units import format_size
 
-__all__ = ["BudgetGuard", "OwnBytes"]
+__all__ = ["BudgetGuard", "OwnBytes", "SpareBlocks"]
 
 _LEAST_RESERVE_BYTES = 16 << 20
+_LEAST_GAP_BYTES = 64 << 20
+_GAP_PART = 4
+"""Of what is reserved, a fourth that no step needed is too much."""
+_PAUSE = 16
+"""Steps without a look after blocks were given back: what a step takes again it needs."""
 
 
 class BudgetGuard:
@@ -88,3 +96,51 @@ class OwnBytes:
         if not instruction.segment:
             return 0
         return self._left.pop(kind_of(self._captured, instruction), 0)
+
+
+class SpareBlocks:
+    """Looks between steps at the gap between what the allocator reserved and what is in use.
+
+    Between two steps nothing is computed, so on a device all of its blocks are free, and the next
+    step takes most of them again. Too much is only what goes beyond the need of a step: on a CPU
+    what is resident beyond the plan's share for computing, on a device what is reserved beyond the
+    most that was allocated at once. To give it back changes no result and no budget: the next step
+    asks for it anew.
+    """
+
+    def __init__(
+        self, device: ComputeDevice, plan: Plan, pool: SlabPool, note: Callable[[str], None]
+    ) -> None:
+        self._device, self._plan, self._pool, self._note = device, plan, pool, note
+        self._wait = 0
+
+    def step_done(self) -> None:
+        """Give blocks back where the gap passes the limit, and say so."""
+        if self._wait:
+            self._wait -= 1
+            return
+        held = self._device.allocator_bytes()
+        if held is None:
+            return
+        gap_bytes = held.reserved_bytes - max(held.allocated_bytes, held.most_allocated_bytes)
+        if self._device.device.type == "cpu":
+            gap_bytes = min(gap_bytes, self._beyond_plan())
+        if gap_bytes < max(_LEAST_GAP_BYTES, held.reserved_bytes // _GAP_PART):
+            return
+        before = self._resident(held.reserved_bytes)
+        self._device.give_back_cached()
+        after = self._device.allocator_bytes()
+        freed = before - self._resident(0 if after is None else after.reserved_bytes)
+        self._wait = _PAUSE
+        self._note(
+            f"gave back {format_size(max(0, freed))} that the allocator kept free: it held "
+            f"{format_size(gap_bytes)} more than a step needs"
+        )
+
+    def _beyond_plan(self) -> int:
+        held_bytes = self._plan.base_bytes + self._pool.held_bytes + self._plan.arena_bytes
+        return resident_bytes() - held_bytes
+
+    def _resident(self, reserved_bytes: int) -> int:
+        """Return what giving back lowers: on a device what is reserved, else the resident set."""
+        return resident_bytes() if self._device.device.type == "cpu" else reserved_bytes

@@ -111,7 +111,11 @@ def open_run(
         assert root is not None, "a step is one of a run that exists"
         slots = look_at_store(config, prepared, backing)
     else:
-        slots, root = open_store(config, prepared, root, backing, io, note=note, stop=stop)
+        slots, root = open_store(
+            config, prepared, root, backing, io, note=note, count=progress.count, stop=stop
+        )
+    if not start.evaluates:
+        prepared.planner.keep_measures(chosen.plan)
     parts = Parts(
         root=root,
         slots=slots,

@@ -31,11 +31,13 @@ def open_store(
     io: DirectIO,
     *,
     note: Callable[[str], None],
+    count: Callable[[int, int, str], None],
     stop: StopRequest,
 ) -> tuple[Slots, RootRecord]:
     """Reserve the space of the whole run, and write version 0 if `root` is None: the run begins.
 
-    Returns the slots and the root's record. Raises RunError (disk full), StoppedBySignal.
+    `count` hears how many segments are written. Returns the slots and the root's record. Raises
+    RunError (disk full), StoppedBySignal.
     """
     plan, run_dir, keep = prepared.plan, config.run.dir, config.store.keep
     trees = config.store.commit.is_whole
@@ -44,15 +46,15 @@ def open_store(
     slots = Slots(run_dir, config.store.paths, trees=trees)
     if keep is not None:
         drop_surplus(slots, keeping(keep), _losses(run_dir) if keep.best else {})
-    count = snapshot_count(config)
-    open_slots(slots, plan.layouts, plan, trees=trees, snapshots=count)
+    snapshots = snapshot_count(config)
+    open_slots(slots, plan.layouts, plan, trees=trees, snapshots=snapshots)
     creation = Creation(run_dir, plan, slots, backing, io)
     if root is None:
         origin = prepared.built.initial.origin
         source = f" of {origin['directory']}" if origin is not None else ""
         parameters = plan.captured.model.parameter_count
         note(f"writing {parameters:,} initial weights{source} to {run_dir}")
-        root = _create(config, prepared, creation, slots, stop)
+        root = _create(config, prepared, creation, slots, count, stop)
     else:
         creation.open()
     prepared.built.initial.forget()
@@ -73,12 +75,18 @@ def _losses(run_dir: Path) -> dict[int, float]:
 
 
 def _create(
-    config: Config, prepared: Prepared, creation: Creation, slots: Slots, stop: StopRequest
+    config: Config,
+    prepared: Prepared,
+    creation: Creation,
+    slots: Slots,
+    count: Callable[[int, int, str], None],
+    stop: StopRequest,
 ) -> RootRecord:
     plan, trees = prepared.plan, config.store.commit.is_whole
     segments = len(plan.captured.model.segments)
 
     def tick(k: int) -> None:
+        count(k, segments, "segment")
         stop.check_after(f"writing segment {k}/{segments}")
         stop.doing(f"writing segment {min(k + 1, segments)}/{segments}")
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from swaptrain.compute.operations import Slabs
+from swaptrain.observe.memory_record import MemoryRecord
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
+from swaptrain.run.memory_guard import SpareBlocks
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.step_boundary import Boundary
 
@@ -28,7 +31,8 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
 class Watch:
     """Shows where a step is, and lets a signal end the run behind an instruction.
 
-    With `trace` it also writes what happened when.
+    With `trace` it also writes what happened when, with `memory` what held memory; with `spare` it
+    gives back what the allocator holds too much.
     """
 
     def __init__(
@@ -38,16 +42,24 @@ class Watch:
         segments: int,
         boundary: Boundary,
         trace: TraceFile | None = None,
+        memory: MemoryRecord | None = None,
+        spare: SpareBlocks | None = None,
     ) -> None:
         """Take who is told; `boundary` has the number of the step that runs."""
         self._stop, self._progress = stop, progress
         self._segments, self._boundary, self._trace = segments, boundary, trace
+        self._memory, self._spare = memory, spare
 
     def begin(self, instruction: Instruction) -> None:
         """Say what a signal would wait for."""
         self._stop.doing(f"segment {max(1, instruction.segment)}/{self._segments}")
         if self._trace is not None:
             self._trace.instruction_begins()
+
+    def weigh(self, instruction: Instruction, slabs: Slabs) -> None:
+        """Look at what memory holds, where somebody wants to know."""
+        if self._memory is not None:
+            self._memory.weigh(instruction, slabs)
 
     def tick(self, instruction: Instruction) -> None:
         """Show where the step is; raise StoppedBySignal if a signal came."""
@@ -63,3 +75,7 @@ class Watch:
         self._progress.step_done(metrics)
         if self._trace is not None:
             self._trace.step_done()
+        if self._memory is not None:
+            self._memory.step_done(metrics.step)
+        if self._spare is not None:
+            self._spare.step_done()

@@ -5,11 +5,13 @@
       metrics.jsonl           one line a step
       samples.jsonl           texts of `eval.samples`, one line an evaluation
       trace.json              times of the instructions of a few steps, with run.trace
+      memory.json             what held memory during the last step, with run.memory
       tensorboard/            event files of TensorBoard, with train.report_to
       trackio                 name of the run in trackio, with train.report_to
       lock                    pid, host and boot id of the process that trains
       id                      tells this run's slots on other disks from those of other runs
       export.request          held by an exporter that waits for the end of a step
+      measured.json           what a start measured of the model, for the next one
       last-machine.json       machine of the last start, if it is not that of the creation
       initial-weights.json    checkpoint that the run began from, if it did
       going-back.json         step to go back to, during --from-step
@@ -119,6 +121,11 @@ class RunPaths:
         return self.run_dir / "trace.json"
 
     @property
+    def memory(self) -> Path:
+        """What held memory, with run.memory."""
+        return self.run_dir / "memory.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of event files, with train.report_to."""
         return self.run_dir / "tensorboard"
@@ -142,6 +149,11 @@ class RunPaths:
     def export_request(self) -> Path:
         """Lock of a process that exports."""
         return self.run_dir / "export.request"
+
+    @property
+    def measured(self) -> Path:
+        """What a start measured of the model, for the next one."""
+        return self.run_dir / "measured.json"
 
     @property
     def last_machine(self) -> Path:
@@ -282,8 +294,8 @@ class RunPaths:
     def files(self) -> tuple[Path, ...]:
         """Files that go when the run is started over."""
         return (
-            *(self.metrics, self.samples, self.trace, self.trackio, self.config),
-            *(self.last_machine, self.going_back, self.initial_weights),
+            *(self.metrics, self.samples, self.trace, self.memory, self.trackio, self.config),
+            *(self.last_machine, self.measured, self.going_back, self.initial_weights),
         )
 
     @property

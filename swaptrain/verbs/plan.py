@@ -118,6 +118,7 @@ def _report(found: Planned) -> PlanReport:
         written_bytes=written_bytes(read_rows(RunPaths(run_dir).metrics)),
         steps_left=found.steps_left,
         tokens=found.tokens,
+        counted=found.counted,
         machine=found.machine,
         saves=len(made.builder.saves),
         io_s=found.io_s,

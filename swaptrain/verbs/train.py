@@ -64,7 +64,8 @@ def train(
             from_step=from_step,
             observe=observe,
             listener=listener,
-            progress=progress or Progress(host_budget_bytes=config.memory.host),
+            progress=progress
+            or Progress(host_budget_bytes=config.memory.host, log_every=config.run.log_every),
         )
     except (DamagedStoreError, NotFiniteError) as error:
         steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]

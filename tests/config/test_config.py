@@ -175,7 +175,7 @@ memory:
         ("device=gpu", "choose auto, cpu, cuda or cuda:N"),
         ("run.dir=2024", "put quotes around it"),
         ("run.dir=''", "is empty text"),
-        ("run=x", "wanted a mapping of keys (dir, trace)"),
+        ("run=x", "wanted a mapping of keys (dir, trace, memory, log_every)"),
         ("run.dir.x=1", "run.dir is a value, and has no keys inside"),
         ("train.steps", "write key.sub=value"),
         ("=3", "write key.sub=value"),

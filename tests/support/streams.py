@@ -111,6 +111,12 @@ class LateStreams:
     def peak_bytes(self) -> int:
         return 0
 
+    def allocator_bytes(self) -> None:
+        return None
+
+    def give_back_cached(self) -> None:
+        pass
+
     def _carry_out(self, mark: _Mark) -> None:
         """Make all copies up to a mark that are still to be made."""
         while self._done.brought < mark.brought:

@@ -50,6 +50,7 @@ def check_capture(config: Config, prepared: Prepared, note: Callable[[str], None
     wanted = config.train.check_capture
     if wanted is False:
         return
+    note("comparing the captured graph with plain PyTorch")
     begun = time.perf_counter()
     need_bytes = needed_bytes(prepared.plan.captured, config.model.dtype)
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from swaptrain.config.resume_rules import check_resume
 from swaptrain.config.schema import Config
+from swaptrain.data import token_count
 from swaptrain.data.record import RunRecord
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
@@ -52,10 +54,19 @@ class Planned:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step; items, where the data are given by a function."""
-        data = self.config.data
-        per_item = data.sequence_length if data.python is None else 1
-        return data.micro_batch * data.micro_batches * per_item
+        """Tokens of a step; items, where the data have none."""
+        data, each = self.config.data, self._micro_batch_tokens
+        return data.micro_batches * (data.micro_batch if each is None else each)
+
+    @property
+    def counted(self) -> Literal["tokens", "items"]:
+        """Which of the two."""
+        return "items" if self._micro_batch_tokens is None else "tokens"
+
+    @property
+    def _micro_batch_tokens(self) -> int | None:
+        batch = self.prepared.planner.batch
+        return token_count({key: (value.shape, value.dtype) for key, value in batch.items()})
 
     @property
     def token_s(self) -> float | None:

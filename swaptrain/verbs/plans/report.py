@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from swaptrain.machine.speeds import Machine
 from swaptrain.planning.disk_budget import DiskNeed
@@ -62,7 +63,9 @@ class PlanReport:
     """By the steps so far, as metrics.jsonl has it."""
     steps_left: int
     tokens: int
-    """Tokens (or items) of a step."""
+    """Tokens of a step, or items of data without tokens."""
+    counted: Literal["tokens", "items"]
+    """Which of the two."""
     machine: Machine | None
     """None where the machine was never measured."""
     saves: int

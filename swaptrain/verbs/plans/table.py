@@ -223,9 +223,9 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "break-even",
             (
-                f"computing hides the disk above {format_count(report.break_even_tokens)} tokens a "
-                f"step; this one has {report.tokens:,}"
+                f"computing hides the disk above {format_count(report.break_even_tokens)} "
+                f"{report.counted} a step; this one has {report.tokens:,}"
             ),
         )
-        if report.tokens < report.break_even_tokens and config.data.python is None:
+        if report.tokens < report.break_even_tokens and report.counted == "tokens":
             yield "", "raise data.micro_batches to use the processor better"
