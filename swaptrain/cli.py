@@ -29,6 +29,7 @@ _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
   inspect   show what a run directory holds, a tensor of it, or what differs between two
+  report    write one HTML page of a run, with charts, or of two side by side
   eval      what held-out data says of a run: loss, perplexity, accuracy
   generate  write text with the weights of a run, which need not fit in memory
   export    write the weights of a run to a safetensors file, also while it trains
@@ -92,6 +93,7 @@ _TRAIN = _Verb(_train, _train_arguments)
 _VERBS = {
     "plan": _Verb(look.plan, look.plan_arguments),
     "inspect": _Verb(look.inspect, look.inspect_arguments),
+    "report": _Verb(look.report, look.report_arguments),
     "eval": _Verb(use.evaluate, use.evaluate_arguments),
     "generate": _Verb(use.generate, use.generate_arguments),
     "export": _Verb(use.export, use.export_arguments),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
-__all__ = ["Recorder", "Span", "span", "spanned"]
+__all__ = ["Recorder", "Span", "mark", "span", "spanned"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -102,6 +102,14 @@ def span(name: str, about: object = None, nbytes: int = 0) -> _Running | _Nothin
     """Return a context manager: what runs inside is a span, if spans are recorded."""
     recorder = Recorder._current
     return _NOTHING if recorder is None else _Running(recorder, name, about, nbytes)
+
+
+def mark(name: str, about: object, nbytes: int = 0) -> None:
+    """Note that something happened, if spans are recorded: as a span that took no time."""
+    if (recorder := Recorder._current) is not None:
+        now_ns = time.perf_counter_ns()
+        thread = threading.current_thread().name
+        recorder.add(Span(name, thread, now_ns, now_ns, about, nbytes))
 
 
 def spanned(name: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

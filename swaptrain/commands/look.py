@@ -1,4 +1,4 @@
-"""The verbs that look at a config or a run and change nothing: plan, inspect, verify."""
+"""The verbs that look at a config or a run: plan, inspect, report, verify."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.machine.torch_settings import set_up_torch
 
 __all__ = ["inspect", "inspect_arguments", "plan", "plan_arguments", "verify"]
-__all__ += ["verify_arguments"]
+__all__ += ["report", "report_arguments", "verify_arguments"]
 
 
 def plan(given: Arguments) -> None:
@@ -139,6 +139,34 @@ def inspect_arguments(parser: argparse.ArgumentParser) -> None:
         "--order",
         choices=("size", "program"),
         help="of --memory: the largest instruction first (the default), or as they ran",
+    )
+
+
+def report(given: Arguments) -> None:
+    """Write one HTML page of a run: charts of its steps, and what ran where.
+
+    The page needs nothing else, also no network. A run that is training is not disturbed. With
+    RUN_B the keys that differ come first, and charts have the curves of both.
+
+      python -m swaptrain report runs/mine                       # writes runs/mine/report.html
+      python -m swaptrain report runs/mine runs/other --to both.html
+
+    The path of the page is printed. See docs/report.md.
+    """
+    runs = [check_run(run) for run in (given.run, given.other) if run is not None]
+    from swaptrain.verbs.report import write_report
+
+    to = None if given.to is None else expand_argument(given.to)
+    print(write_report(runs, to, say))
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    run_arguments(parser)
+    parser.add_argument(
+        "other", type=Path, nargs="?", metavar="RUN_B", help="a second run, to be compared with it"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE", help="the page to write (default RUN/report.html)"
     )
 
 

@@ -20,14 +20,14 @@ from swaptrain.memory.entries import Entries, TierCounters
 from swaptrain.memory.entry import CLEAN, KEPT, LEAVING, PREFETCHED, READING, SPARE, WRITING, Entry
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.durability import Durability
-from swaptrain.program.instructions import Instruction, ObjectKey, Program
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
 from swaptrain.program.residency import (
     NextUse,
     Residency,
     plan_residency,
     planned_bytes,
 )
-from swaptrain.spans import spanned
+from swaptrain.spans import mark, spanned
 
 __all__ = ["Tier"]
 
@@ -105,12 +105,19 @@ class Tier:
         changed = {*instruction.changes, *instruction.writes}
         self._wait_for_content(keys, changed)
         for key in instruction.needs:
-            self.counters.needed_bytes += self._entries[key].slab.nbytes
+            self._need(key)
         for key in changed:
             self._entries[key].apply("change")
         for key in keys:
             self._foresee(self._entries[key], position)
         return {key: self._entries[key].slab for key in keys}
+
+    def _need(self, key: ObjectKey) -> None:
+        """Count an object that an instruction asks for; a trace says which state was used when."""
+        nbytes = self._entries[key].slab.nbytes
+        self.counters.needed_bytes += nbytes
+        if key.kind is Kind.STATE:
+            mark("need", key, nbytes)
 
     def _wait_for_content(self, keys: Iterable[ObjectKey], changed: Container[ObjectKey]) -> None:
         """Wait for the reads of objects that are needed, and the writes of those that change."""
@@ -266,6 +273,7 @@ class Tier:
     def _start_read(self, key: ObjectKey, position: int, *, ahead: bool = False) -> Entry:
         slab = self._pool.take(self._backing.size_bytes(key))
         self.counters.missed_bytes += slab.nbytes
+        mark("ask for", key, slab.nbytes)
         entry = self._entries[key] = Entry(key, slab)
         # Were the read to raise, the object would still be absent, not clean with other bytes.
         entry.start("read", self._backing.read(key, slab))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from swaptrain.config.schema import Config
 from swaptrain.planning.planner import Plan
-from swaptrain.program.cost import StateBytes
+from swaptrain.program.cost import StateBytes, least_traffic_bytes
 from swaptrain.program.roles import Role
 from swaptrain.store.format.root import RootRecord
 
-__all__ = ["boundary_bytes", "state_bytes", "with_commit_unit"]
+__all__ = ["boundary_bytes", "least_bytes", "state_bytes", "with_commit_unit"]
 
 
 def state_bytes(made: Plan) -> StateBytes:
@@ -34,6 +34,17 @@ def boundary_bytes(made: Plan) -> int:
     values = made.captured.model.values.values()
     crossing = sum(v.tensor.nbytes for v in values if v.producer and v.readers)
     return crossing * made.builder.micro_batches
+
+
+def least_bytes(made: Plan, config: Config) -> float:
+    """Return the lower bound of a step's traffic, with the pool of the plan as the cache."""
+    return least_traffic_bytes(
+        state_bytes(made),
+        boundary_bytes(made),
+        made.pool_bytes,
+        commit_every=config.store.commit.every,
+        in_segments=not config.store.commit.is_whole,
+    )
 
 
 def with_commit_unit(config: Config, made: Plan, root: RootRecord | None) -> Config:

@@ -23,11 +23,13 @@ from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile, figures, read_rows, written_bytes
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import open_reports
+from swaptrain.observe.starts import record_start
 from swaptrain.observe.trace import TraceFile
 from swaptrain.planning.disk_budget import keeping
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ram_budget import useful_bytes
+from swaptrain.planning.start_line import start_line
 from swaptrain.planning.step_cost import Price
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.executor import Executor
@@ -106,6 +108,9 @@ def assemble(
         if prepared.weighting.matters:
             note(str(prepared.weighting))
         note(_summary(config, plan, parts))
+        device = prepared.device.device
+        line = start_line(config, plan, parts.expected, device, position.decision.step)
+        record_start(paths.starts, line, note)
     segments = len(plan.captured.model.segments)
     step = position.decision.step
     if parts.evaluates:

@@ -4,8 +4,10 @@
       config.yaml             config of the run, resolved
       metrics.jsonl           one line a step
       samples.jsonl           texts of `eval.samples`, one line an evaluation
+      starts.jsonl            one line a start of training: machine, versions, forecast
       trace.json              times of the instructions of a few steps, with run.trace
       memory.json             what held memory during the last step, with run.memory
+      report.html             charts of the run, made by `report`
       tensorboard/            event files of TensorBoard, with train.report_to
       trackio                 name of the run in trackio, with train.report_to
       lock                    pid, host and boot id of the process that trains
@@ -116,6 +118,11 @@ class RunPaths:
         return self.run_dir / "samples.jsonl"
 
     @property
+    def starts(self) -> Path:
+        """One line a start of training: what ran where, and the forecast of its steps."""
+        return self.run_dir / "starts.jsonl"
+
+    @property
     def trace(self) -> Path:
         """Times of instructions, with run.trace."""
         return self.run_dir / "trace.json"
@@ -124,6 +131,11 @@ class RunPaths:
     def memory(self) -> Path:
         """What held memory, with run.memory."""
         return self.run_dir / "memory.json"
+
+    @property
+    def report(self) -> Path:
+        """Charts of the run, made by `report`."""
+        return self.run_dir / "report.html"
 
     @property
     def tensorboard(self) -> Path:
@@ -295,6 +307,7 @@ class RunPaths:
         """Files that go when the run is started over."""
         return (
             *(self.metrics, self.samples, self.trace, self.memory, self.trackio, self.config),
+            *(self.starts, self.report),
             *(self.last_machine, self.measured, self.going_back, self.initial_weights),
         )
 

@@ -14,7 +14,7 @@ from swaptrain.store.format.root import AdapterRecord
 from swaptrain.units import format_duration, format_size
 from swaptrain.verbs.inspection.report import RunReport, SegmentRow, read_run
 
-__all__ = ["inspect_run"]
+__all__ = ["inspect_run", "summary"]
 
 _MOST_ROWS = 48
 _UNIT_COLUMNS = 36
@@ -32,7 +32,7 @@ def inspect_run(path: Path, *, console: Console | None = None) -> None:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    for name, text in _summary(report):
+    for name, text in summary(report):
         rows.add_row(name, text)
     console.print(rows, markup=False, highlight=False)
     if report.segments:
@@ -41,7 +41,8 @@ def inspect_run(path: Path, *, console: Console | None = None) -> None:
         console.print(_metrics_table(report.rows), highlight=False)
 
 
-def _summary(report: RunReport) -> Iterator[tuple[str, str]]:
+def summary(report: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield what a run is and where it stands: names, and a text for each."""
     config = report.config
     yield "run", str(report.path)
     base = "" if config.model.base is None else f", frozen weights as {config.model.base}"

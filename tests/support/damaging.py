@@ -24,7 +24,7 @@ from tests.support.killing import Runs, final_state, metrics_key
 __all__ = ["ACTIONS", "KINDS", "damage", "damageable"]
 
 KINDS = ("flipped", "truncated", "missing", "swapped", "stale")
-_OTHERS = ("lock", "config.yaml", "metrics.jsonl", "data", "trace.json")
+_OTHERS = ("lock", "config.yaml", "metrics.jsonl", "starts.jsonl", "data", "trace.json")
 
 
 def damageable(run_dir: Path) -> list[Path]:

@@ -204,9 +204,9 @@ def test_help_lists_what_works(calls: Calls, capsys: pytest.CaptureFixture[str])
     """Without arguments the help is printed, with the options and the verbs that exist."""
     assert main([]) == 0
     printed = capsys.readouterr().out
-    for word in ("--config", "--fresh", "--accept-change", "plan", "inspect", "export"):
+    for word in ("--config", "--fresh", "--accept-change", "plan", "inspect", "report", "export"):
         assert word in printed
-    for verb in ("plan", "inspect", "export"):
+    for verb in ("plan", "inspect", "report", "export"):
         assert main([verb, "--help"]) == 0
         assert f"usage: python -m swaptrain {verb}" in capsys.readouterr().out
     assert calls == []

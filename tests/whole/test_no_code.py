@@ -39,10 +39,20 @@ def test_a_run_cannot_run_code(job: Job, tmp_path: Path) -> None:
         assert entry in recorded
         recorded = recorded.replace(entry, "evil:build")
     (run / "config.yaml").write_text(recorded)
-    for name in ("evil", "yaml", "argparse", "zarr", "xxhash", "pydantic", "rich", "torch"):
+    for name in (
+        "evil",
+        "yaml",
+        "argparse",
+        "zarr",
+        "xxhash",
+        "rich",
+        "torch",
+        "matplotlib",
+        "jinja2",
+    ):
         (run / f"{name}.py").write_text(EVIL.format(canary=str(canary)))
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    for verb in (["inspect", "."], ["export", ".", "--to", "weights.safetensors"]):
+    for verb in (["inspect", "."], ["report", "."], ["export", ".", "--to", "w.safetensors"]):
         command = [sys.executable, "-m", "swaptrain", *verb]
         done = subprocess.run(
             command, cwd=run, env=environment, capture_output=True, text=True, check=False

@@ -22,10 +22,9 @@ from swaptrain.planning.disk_budget import (
 from swaptrain.planning.forecast import forecast
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.prepare import Prepared, recorded_config
-from swaptrain.planning.step_bytes import boundary_bytes, state_bytes
+from swaptrain.planning.step_bytes import boundary_bytes, least_bytes, state_bytes
 from swaptrain.planning.step_cost import Price, price
 from swaptrain.planning.update_rules import update_rules
-from swaptrain.program.cost import least_traffic_bytes
 from swaptrain.run.idle_rates import check_rates, steps_done
 from swaptrain.run.run_names import check_own
 from swaptrain.store.access.containment import check_contained
@@ -91,14 +90,7 @@ class Planned:
     @property
     def least_bytes(self) -> float:
         """The lower bound of a step's traffic with this pool as the cache."""
-        commit = self.config.store.commit
-        return least_traffic_bytes(
-            state_bytes(self.made),
-            boundary_bytes(self.made),
-            self.made.pool_bytes,
-            commit_every=commit.every,
-            in_segments=not commit.is_whole,
-        )
+        return least_bytes(self.made, self.config)
 
     @property
     def read_bytes(self) -> int:
