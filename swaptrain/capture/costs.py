@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import torch
@@ -10,6 +10,7 @@ from torch import fx
 
 from swaptrain.capture.checks.operation import is_check
 from swaptrain.capture.cut import GraphCosts
+from swaptrain.capture.experts.operations import RANGE
 from swaptrain.capture.gradient_layout import overlaps
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace
@@ -52,7 +53,17 @@ def graph_costs(
         state_bytes=state,
         working_bytes=working,
         activation_bytes=activation,
+        kept=frozenset(_around_ranges(nodes)),
     )
+
+
+def _around_ranges(nodes: list[fx.Node]) -> Iterator[int]:
+    """Yield the gaps after each range of experts, and before the first of a stack."""
+    for i, node in enumerate(nodes):
+        if node.target is RANGE:
+            yield i
+            if node.args[3] is None:
+                yield i - 2 if node.args[1] is nodes[i - 1] else i - 1
 
 
 def _live_bytes(nodes: list[fx.Node], place: Mapping[fx.Node, int], trace: Trace) -> list[int]:

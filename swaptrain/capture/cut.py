@@ -24,6 +24,8 @@ class GraphCosts:
     """[N] the same with their gradients: what an update holds in memory."""
     activation_bytes: Sequence[int]
     """[N] bytes that node i allocates for its result."""
+    kept: frozenset[int] = frozenset()
+    """Nodes after which a cut may lie however many other gaps there are: between ranges."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def choose_cuts(costs: GraphCosts, limits: CutLimits) -> list[int]:
 def _candidates(costs: GraphCosts, n: int) -> list[int]:
     """Return the legal gaps, thinned to the least live ones of each neighbourhood when many."""
     gaps = [i for i in range(n - 1) if costs.legal[i]]
+    kept = [gap for gap in gaps if gap in costs.kept]
+    gaps = [gap for gap in gaps if gap not in costs.kept]
     reach = 4
     while len(gaps) > _MOST_CANDIDATES:
         live = costs.live_bytes
@@ -93,7 +97,7 @@ def _candidates(costs: GraphCosts, n: int) -> list[int]:
         reach *= 2
         if reach > 64:
             gaps = gaps[:: -(-len(gaps) // _MOST_CANDIDATES)]
-    return gaps
+    return sorted([*gaps, *kept])
 
 
 def _prefix(series: Sequence[int]) -> list[int]:

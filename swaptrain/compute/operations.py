@@ -264,7 +264,7 @@ class Operations:
                 for array, tensor in state.items():
                     if state_keys[array].part < 0:
                         state[array] = _piece_of(tensor, piece, parameter.tensor.numel)
-            first = 0 if piece is None else piece.start
+            named, first = parameter.place_of(0 if piece is None else piece.start)
             lr, decay = rate(rule.lr), parameter.decays or rule.decays_all
             halves = parameter.split or parameter.rounded
             if norms is not None and not halves and name not in norms:
@@ -280,14 +280,14 @@ class Operations:
                     weights, lower, gradient, state,
                     coefficient=coefficient, updates_before=step - 1 - skipped, lr=lr, decay=decay,
                     look=None if norms is None else partial(norms.add, name),
-                    name=name, first=first,
+                    name=named, first=first,
                 )  # fmt: skip
             else:
                 if coefficient is not None:
                     gradient.mul_(coefficient)
                 rule.update(
                     weights, gradient, state,
-                    updates_before=step - 1 - skipped, lr=lr, decay=decay, name=name, first=first,
+                    updates_before=step - 1 - skipped, lr=lr, decay=decay, name=named, first=first,
                 )  # fmt: skip
             self.device.put(host, weights)
         for array, tensors in arrays.items():

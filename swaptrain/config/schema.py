@@ -381,6 +381,10 @@ class MemoryConfig(Section):
     for `device: cpu`."""
     segment: Size | None = None
     """Largest state of one segment. null: chosen from the budgets at creation, and recorded."""
+    experts: Positive | None = None
+    """Experts of a mixture that are stored and computed together: a layer's stacks of more are
+    divided into ranges, between which segments may end. null: none is divided where a whole one
+    fits the budgets, else into ranges of about the size of a segment; recorded."""
 
 
 class KeepConfig(Section):

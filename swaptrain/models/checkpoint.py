@@ -99,14 +99,27 @@ class Checkpoint:
             raise ConfigError(text) from error
         return found
 
-    def row_blocks(self, name: str) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the first dimension in which a tensor is best read."""
+    def row_blocks(
+        self, name: str, first: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the first dimension in which a tensor is best read.
+
+        With `first` and `end` of these rows alone.
+        """
         stored = self.tensors[name]
         if not stored.shape or not stored.numel:
             return
         rows = max(1, stored.shape[0] * (_MOST_MAPPED_BYTES // 4) // max(1, stored.nbytes))
-        for first in range(0, stored.shape[0], rows):
-            yield first, min(first + rows, stored.shape[0])
+        last = stored.shape[0] if end is None else end
+        for begin in range(first, last, rows):
+            yield begin, min(begin + rows, last)
+
+    def block_bytes(self, name: str) -> int:
+        """Return the bytes of the largest of the `row_blocks`, as stored and in float32."""
+        stored = self.tensors[name]
+        rows = max((last - first for first, last in self.row_blocks(name)), default=0)
+        elements = rows * stored.numel // max(1, stored.shape[0] if stored.shape else 1)
+        return elements * (stored.nbytes // max(1, stored.numel) + 4)
 
     def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """Return a part of a tensor along its first dimension, as `read`."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from swaptrain.capture.init.construct import Construction
 from swaptrain.models.adapter_files import AdapterFiles
-from swaptrain.models.pretrained import Pretrained
+from swaptrain.models.pretrained import Block, Pretrained
+from swaptrain.program.expert_ranges import ExpertRange, range_of
 
 __all__ = ["InitialWeights"]
 
@@ -25,6 +26,8 @@ class InitialWeights:
     ) -> None:
         self.construction, self.module = construction, construction.module
         self._pretrained, self._adapter = pretrained, adapter
+        named = self.module.named_parameters(remove_duplicate=False)
+        self._parameters = frozenset(name for name, _ in named)
 
     @property
     def missing(self) -> Sequence[str]:
@@ -42,44 +45,72 @@ class InitialWeights:
     def value(self, name: str) -> torch.Tensor:
         """Return the initial value of a parameter, a new real tensor.
 
-        As `Construction.value` for what is in no file. Raises ConfigError where a file cannot be
-        read, or has changed since it was opened.
+        As `Construction.value` for what is in no file. The name may be that of a range of experts.
+        Raises ConfigError where a file cannot be read, or has changed since it was opened.
         """
-        if self._adapter is not None and name in self._adapter.names:
-            return self._adapter.value(name)
-        base = self._stored(name)
-        if base is not None and self._pretrained is not None:
-            return self._pretrained.value(base)
-        return self.construction.value(name)
+        whole, own = self._place(name)
+        if self._adapter is not None and whole in self._adapter.names:
+            value = self._adapter.value(whole)
+        elif self._pretrained is not None and (base := self._stored(whole)) is not None:
+            return self._pretrained.value(base, own)
+        else:
+            value = self.construction.value(whole)
+        return value if own is None else value[own.first : own.end].clone()
 
     def fill(self, name: str, target: torch.Tensor) -> None:
         """Copy the initial value of a parameter to a tensor, which may have another dtype.
 
-        What a checkpoint stores as it is goes there block by block.
+        What a checkpoint stores goes there block by block.
         """
-        base = self._stored(name)
         with torch.no_grad():
-            if base is not None and self._pretrained is not None:
-                self._pretrained.fill(base, target)
-            else:
-                target.copy_(self.value(name))
+            for rows, block in self.blocks(name):
+                target[rows] = block
 
-    def fill_bytes(self, name: str) -> int:
-        """Return how many bytes `fill` needs beside the target."""
-        base = self._stored(name)
+    def blocks(self, name: str) -> Iterator[Block]:
+        """Yield the initial value of a parameter by rows of its first dimension.
+
+        All of them at once, where no checkpoint has them.
+        """
+        whole, own = self._place(name)
+        base = self._stored(whole)
         if base is not None and self._pretrained is not None:
-            return self._pretrained.fill_bytes(base)
+            yield from self._pretrained.blocks(base, own)
+        else:
+            yield ..., self.value(name)
+
+    def block_bytes(self, name: str) -> int:
+        """Return how many bytes it takes to make one of the `blocks`."""
+        whole, own = self._place(name)
+        base = self._stored(whole)
+        if base is not None and self._pretrained is not None:
+            return self._pretrained.block_bytes(base, own)
         return self.value_bytes(name)
 
     def value_bytes(self, name: str) -> int:
         """Return how many bytes `value` needs: the result, pages of files, copies."""
-        size_bytes = self.construction.nbytes(name)
-        if self._adapter is not None and name in self._adapter.names:
+        whole, own = self._place(name)
+        whole_bytes = size_bytes = self.construction.nbytes(whole)
+        if own is not None:
+            size_bytes = whole_bytes * own.count // self.module.get_parameter(whole).shape[0]
+        if self._adapter is not None and whole in self._adapter.names:
             return size_bytes + self._adapter.largest_value_bytes()
-        base = self._stored(name)
+        base = self._stored(whole)
         if base is not None and self._pretrained is not None:
-            return size_bytes + self._pretrained.value_bytes(base)
-        return size_bytes + self.construction.value_bytes(name)
+            return size_bytes + self._pretrained.block_bytes(base, own)
+        made_bytes = self.construction.value_bytes(whole)
+        return size_bytes + made_bytes + (0 if own is None else whole_bytes)
+
+    def _place(self, name: str) -> tuple[str, ExpertRange | None]:
+        """Return the parameter that a name is of, and the experts of it."""
+        own = self._range(name)
+        return (name, None) if own is None else (own.whole, own)
+
+    def _range(self, name: str) -> ExpertRange | None:
+        """Return the range of experts that a name is of; None: a parameter has it."""
+        if name in self._parameters:
+            return None
+        found = range_of(name)
+        return found if found is not None and found.whole in self._parameters else None
 
     def _stored(self, name: str) -> str | None:
         """Return the name of what a checkpoint has of a parameter; None where it has not."""

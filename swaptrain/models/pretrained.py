@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -18,13 +19,18 @@ from swaptrain.models.adapters import refuse_adapter_tensors
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.factory import described
 from swaptrain.models.own_names import OwnNames, listed
+from swaptrain.program.expert_ranges import ExpertRange
 
-__all__ = ["Pretrained"]
+__all__ = ["Block", "Pretrained"]
 
 _BLOCK = 1 << 20
 """Elements that are compared at a time."""
 _OUTDATED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
 """Buffers that old checkpoints hold and models compute; transformers passes them over too."""
+
+
+Block = tuple[slice | tuple[int, slice] | EllipsisType, torch.Tensor]
+"""Which rows, of all of them, or of one expert of a stack, and their value."""
 
 
 @dataclass(frozen=True)
@@ -126,42 +132,79 @@ class Pretrained:
         names = (name for name, _ in self.module.named_parameters())
         return {name: partial(self.value, name) for name in names if self.has(name)}
 
-    def value(self, name: str) -> torch.Tensor:
-        """Return the value of a parameter that it `has`, a new real tensor.
+    def value(self, name: str, own: ExpertRange | None = None) -> torch.Tensor:
+        """Return the value of a parameter that it `has`, a new real tensor; of `own` experts alone.
 
         Raises ConfigError where the checkpoint cannot be read, or has changed since it was opened.
         """
-        stored, like = self._stored_name(name), self._parameters[name]
-        with _disable_current_modes(), torch.no_grad():
-            result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-            return result.copy_(self._stored(stored))
+        like = self._parameters[name]
+        with _disable_current_modes():
+            if own is not None:
+                result = torch.empty((own.count, *like.shape[1:]), dtype=like.dtype)
+            else:
+                result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        self.fill(name, result, own)
+        return result
 
-    def fill(self, name: str, target: torch.Tensor) -> None:
-        """Copy the value of a parameter to a tensor of its shape, by blocks where it is one.
+    def fill(self, name: str, target: torch.Tensor, own: ExpertRange | None = None) -> None:
+        """Copy the value of a parameter to a tensor of its shape, block by block.
 
         Bits of `value`, rounded to the target's dtype. Raises as `value` does.
         """
-        form = self._forms[self._stored_name(name)]
-        if form.converter is not None or not target.ndim:
-            target.copy_(self.value(name))
-            return
-        source = form.sources[0][0]
         with _disable_current_modes(), torch.no_grad():
-            for first, last in self._checkpoint.row_blocks(source):
-                target[first:last] = self._checkpoint.read_rows(source, first, last)
+            for rows, block in self.blocks(name, own):
+                target[rows] = block
 
-    def fill_bytes(self, name: str) -> int:
-        """Return how many bytes `fill` needs beside the target."""
-        form = self._forms[self._stored_name(name)]
-        if form.converter is not None:
-            like = self._parameters[name]
-            return self.value_bytes(name) + like.numel() * like.element_size()
-        return self._checkpoint.mapped_bytes
+    def blocks(self, name: str, own: ExpertRange | None = None) -> Iterator[Block]:
+        """Yield the value of a parameter a few rows at a time, as they are stored.
 
-    def value_bytes(self, name: str) -> int:
-        """Return how many bytes `value` needs beyond its result: pages of files, copies."""
-        form = self._forms[self._stored_name(name)]
-        return self._form_bytes(form) + self._checkpoint.mapped_bytes
+        Of `own` experts alone, whose first one is row 0. What is put together of several tensors
+        comes so where these are stacked experts, else all at once. Raises as `value` does.
+        """
+        stored, shape = self._stored_name(name), self._parameters[name].shape
+        form, by_expert = self._forms[stored], self._by_expert(stored)
+        first, end = (own.first, own.end) if own is not None else (0, shape[0] if shape else 0)
+        with _disable_current_modes(), torch.no_grad():
+            if form.converter is None and shape:
+                source = form.sources[0][0]
+                for begin, last in self._checkpoint.row_blocks(source, first, end):
+                    block = self._checkpoint.read_rows(source, begin, last)
+                    yield slice(begin - first, last - first), block
+            elif by_expert is not None:
+                for expert in range(first, end):
+                    above = 0
+                    for source in by_expert[expert]:
+                        for begin, last in self._checkpoint.row_blocks(source):
+                            block = self._checkpoint.read_rows(source, begin, last)
+                            yield (expert - first, slice(above + begin, above + last)), block
+                        above += self._checkpoint.tensors[source].shape[0]
+            else:
+                whole = self._stored(stored)
+                yield ..., whole if own is None else whole[first:end]
+
+    def block_bytes(self, name: str, own: ExpertRange | None = None) -> int:
+        """Return how many bytes it takes to make a block: pages of files, copies, a float32 one."""
+        stored = self._stored_name(name)
+        form, mapped_bytes = self._forms[stored], self._checkpoint.mapped_bytes
+        by_expert = self._by_expert(stored)
+        if by_expert is None and (form.converter is not None or not self._parameters[name].dim()):
+            return mapped_bytes + self._form_bytes(form)
+        sources = [form.sources[0][0]] if by_expert is None else by_expert[own.first if own else 0]
+        return mapped_bytes + max(self._checkpoint.block_bytes(source) for source in sources)
+
+    def _by_expert(self, stored: str) -> list[list[str]] | None:
+        """Return by expert the sources of a stack that is put together of experts; else None."""
+        form, place = self._forms[stored], self._places[stored]
+        if form.converter is None or place.dim() != 3:
+            return None
+        found = _sources_by_expert(form.converter, form.sources, place.shape[0])
+        for names in found or ():
+            shapes = [self._checkpoint.tensors[name].shape for name in names]
+            if any(shape[1:] != place.shape[2:] for shape in shapes):
+                return None
+            if sum(shape[0] for shape in shapes) != place.shape[1]:
+                return None
+        return found
 
     def close(self) -> None:
         """Let go of the files."""
@@ -337,3 +380,27 @@ def _aliases(module: nn.Module) -> dict[str, list[str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return {name: group for group in names.values() for name in group}
+
+
+def _sources_by_expert(
+    converter: Any, sources: Sequence[tuple[str, str]], experts: int
+) -> list[list[str]] | None:
+    """Return for each expert of a stack the tensors that lie below each other in its matrix.
+
+    `converter` is transformers' WeightConverter, `sources` the checkpoint's names and the patterns
+    that found them, in order. None where it does not stack experts, or does more than that.
+    """
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    stacks, *others = converter.operations
+    if type(stacks) is not MergeModulelist or stacks.dim != 0 or len(others) > 1:
+        return None
+    if any(type(each) is not Concatenate or each.dim != 1 for each in others):
+        return None
+    by_pattern = [
+        [source for source, pattern in sources if pattern == own]
+        for own in converter.source_patterns
+    ]
+    if any(len(found) != experts for found in by_pattern):
+        return None
+    return [list(each) for each in zip(*by_pattern, strict=True)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from swaptrain.capture.capture import cut
@@ -14,6 +16,7 @@ from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
+from swaptrain.planning.experts import ExpertRanges
 from swaptrain.program.check import Peaks, check_program
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ParameterSpec
@@ -41,6 +44,8 @@ class Cut:
 
     captured: Captured
     cuts: list[int]
+    experts: int | None
+    """Experts of a range, where stacks of experts are divided."""
     layouts: Layouts
     builder: StepBuilder
     peaks: Peaks
@@ -68,11 +73,14 @@ class Cutter:
         choices: Choices | None = None,
     ) -> None:
         self._config, self._built, self._rules = config, built, rules
+        self._experts = ExpertRanges(config, built, rules, partial(_state_bytes, rules=rules))
         self._recorded: list[int] | None = None
+        self._recorded_experts: int | None = None
         self._chunk_bytes = config.store.chunk
         if choices is not None:
             self._recorded, self._chunk_bytes = list(choices.cuts), choices.chunk
-        self._cuts: dict[int, Cut] = {}
+            self._recorded_experts = choices.experts
+        self._cuts: dict[tuple[int, int | None], Cut] = {}
 
     @property
     def is_recorded(self) -> bool:
@@ -98,14 +106,35 @@ class Cutter:
             return 0
         return 0 if target_bytes <= _SMALLEST_TARGET_BYTES else int(target_bytes * _HOST_PER_TARGET)
 
-    def cut(self, target_bytes: int) -> Cut:
-        """Return the cut for segments of this size. Raises ConfigError for too long a step."""
-        if target_bytes not in self._cuts:
-            self._cuts[target_bytes] = self._new_cut(target_bytes)
-        return self._cuts[target_bytes]
+    def ways(self, targets: Iterable[int]) -> Iterator[tuple[int, int | None]]:
+        """Yield segment sizes with the experts of a range: None, and then as many as fit one."""
+        for way in self.least_ways(targets):
+            if way[1] is not None and not self.is_recorded and self._config.memory.experts is None:
+                yield way[0], None
+            yield way
 
-    def _new_cut(self, target_bytes: int) -> Cut:
+    def least_ways(self, targets: Iterable[int]) -> Iterator[tuple[int, int | None]]:
+        """Yield those of the `ways` that take least."""
+        for target_bytes in targets:
+            if self._recorded is not None:
+                yield target_bytes, self._recorded_experts
+            else:
+                experts = self._config.memory.experts
+                yield target_bytes, experts or self._experts.fitting(target_bytes)
+
+    def cut(self, target_bytes: int, experts: int | None = None) -> Cut:
+        """Return the cut for segments of this size, and ranges of so many experts.
+
+        Raises ConfigError for too long a step, and for ranges that cannot be.
+        """
+        way = target_bytes, experts
+        if way not in self._cuts:
+            self._cuts[way] = self._new_cut(*way)
+        return self._cuts[way]
+
+    def _new_cut(self, target_bytes: int, experts: int | None) -> Cut:
         config, rules = self._config, self._rules
+        uncut, uncut_evaluations = self._experts.divided(experts)
 
         def state_bytes(parameter: ParameterSpec) -> int:
             return _state_bytes(parameter, rules)
@@ -117,7 +146,7 @@ class Cutter:
 
         chosen = config.memory.segment is not None
         captured, cuts = cut(
-            self._built.uncut,
+            uncut,
             CutLimits(
                 target_bytes=target_bytes,
                 hard_bytes=(target_bytes if chosen else 2 * target_bytes) * 4 // 3,
@@ -132,7 +161,7 @@ class Cutter:
             cuts=self._recorded,
             skip_ignored=config.train.skip_ignored,
         )
-        evaluations = slice_evaluations(self._built.evaluations, captured.model)
+        evaluations = slice_evaluations(uncut_evaluations, captured.model)
         captured = replace(captured, evaluations=evaluations)
         layouts = Layouts(
             captured.model,
@@ -156,7 +185,8 @@ class Cutter:
             undivided={k: whole.arrays for k, whole in layouts.undivided.items()},
             evaluations=tuple(graph.spec for graph in evaluations),
         )
-        return Cut(captured, cuts, layouts, builder, check_steps(short_steps(builder), layouts))
+        peaks = check_steps(short_steps(builder), layouts)
+        return Cut(captured, cuts, experts, layouts, builder, peaks)
 
     def _check_length(self, captured: Captured) -> None:
         """Raise ConfigError for a step, or an evaluation, whose program would fill the memory."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.checks.operation import unchecked
+from swaptrain.capture.experts.operations import even_bounds
 from swaptrain.capture.trained_rows import all_rows
 from swaptrain.compute.object_tensors import copy_into, view, views
 from swaptrain.compute.operations import Operations, Slabs
@@ -275,7 +276,7 @@ def dry_run(
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
     samples = _samples(captured, (*program, *builder.evaluation()))
     dry = DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
-    with closing(dry) as run, all_rows():
+    with closing(dry) as run, all_rows(), even_bounds():
         marks = reset_peak()
         release()
         floor_bytes = resident_bytes()

@@ -28,6 +28,7 @@ from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.quantized import is_scales
 from swaptrain.program.step import StepBuilder
+from swaptrain.program.tensors import contiguous
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import Choices
@@ -49,6 +50,8 @@ class Plan:
 
     captured: Captured
     cuts: list[int]
+    experts: int | None
+    """Experts of a range, where stacks of experts are divided."""
     layouts: Layouts
     builder: StepBuilder
     operations: Operations
@@ -121,7 +124,7 @@ class Planner:
         self._config, self._built, self._rules = config, built, rules
         self._device, self.batch, self._positions = device, batch, positions
         self._cutter = Cutter(config, built, rules, choices=choices)
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int | None, ...], Plan] = {}
         self._measures = measures
         self._kept: set[tuple[int, ...]] = set()
         """Cuts whose figures were found in that file."""
@@ -137,9 +140,13 @@ class Planner:
         host_bytes = self._config.memory.host
         targets = [t for t in self._cutter.targets() if self._cutter.meant_for(t) <= host_bytes]
         refused: BudgetError | None = None
-        for target_bytes in targets:
+        for target_bytes, experts in self._cutter.ways(targets):
             try:
-                plan = self._measured(self._cutter.cut(target_bytes))
+                found = self._cutter.cut(target_bytes, experts)
+                if experts is None and found.peaks.instruction_bytes > host_bytes:
+                    refused = None
+                    continue  # what measures it takes the memory
+                plan = self._measured(found)
             except DeviceBudgetError as error:
                 refused = error.with_traceback(None)  # whose frames hold the device's memory
                 continue
@@ -169,12 +176,13 @@ class Planner:
 
     def _least(self) -> tuple[str, Plan]:
         # To measure a cut takes seconds: only the one that promises most is.
-        def promised_bytes(target_bytes: int) -> int:
-            return max(cutter.cut(target_bytes).estimated_bytes, cutter.meant_for(target_bytes))
+        def promised_bytes(way: tuple[int, int | None]) -> int:
+            return max(cutter.cut(*way).estimated_bytes, cutter.meant_for(way[0]))
 
         cutter = self._cutter
-        target_bytes = min(cutter.targets(), key=promised_bytes)
-        plan = self._measured(cutter.cut(target_bytes))
+        way = min(cutter.least_ways(cutter.targets()), key=promised_bytes)
+        target_bytes = way[0]
+        plan = self._measured(cutter.cut(*way))
         noise_bytes = max(_NOISE_BYTES, plan.arena_bytes // 20)
         host_bytes = max(plan.least_host_bytes + noise_bytes, cutter.meant_for(target_bytes))
         return roomy_size(host_bytes), plan
@@ -189,9 +197,10 @@ class Planner:
             check_device_budget(budget_bytes, found.captured, found.layouts, program)
 
     def _measured(self, found: Cut) -> Plan:
-        if tuple(found.cuts) not in self._plans:
-            self._plans[tuple(found.cuts)] = self._measure(found)
-        return self._plans[tuple(found.cuts)]
+        key = found.experts, *found.cuts
+        if key not in self._plans:
+            self._plans[key] = self._measure(found)
+        return self._plans[key]
 
     def _measure(self, found: Cut) -> Plan:
         config, rules, captured, layouts = self._config, self._rules, found.captured, found.layouts
@@ -249,6 +258,7 @@ class Planner:
         return Plan(
             captured=captured,
             cuts=found.cuts,
+            experts=found.experts,
             layouts=layouts,
             builder=found.builder,
             operations=operations,
@@ -281,8 +291,11 @@ class Planner:
                 return 0
             parameter = parameters[name]
             if parameter.quantized is not None:  # coded from the whole weight; scales wait
-                return initial.fill_bytes(name) + parameter.tensor.nbytes + _CODING_BYTES
-            return initial.value_bytes(name) if parameter.split else initial.fill_bytes(name)
+                return initial.block_bytes(name) + parameter.tensor.nbytes + _CODING_BYTES
+            tensor = parameter.tensor
+            if parameter.split and tensor.stride != contiguous(tensor.shape):
+                return initial.value_bytes(name)
+            return initial.block_bytes(name)
 
         def scales_bytes(layout: SegmentLayout) -> int:
             return sum(array.nbytes for array in layout.arrays if is_scales(array.name))

@@ -15,6 +15,7 @@ from swaptrain.compute.update import Rules, UpdateRule
 from swaptrain.config.optimizer import OptimizerConfig, OptimizerGroup
 from swaptrain.errors import ConfigError
 from swaptrain.models.freeze import nearest
+from swaptrain.program.expert_ranges import range_of
 
 __all__ = ["update_rules"]
 
@@ -54,7 +55,9 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
 
     @cache
     def rule(name: str) -> UpdateRule:
-        every = names.get(name, [name])
+        own_range = None if name in names else range_of(name)
+        whole = name if own_range is None else own_range.whole
+        every = names.get(whole, [whole])
         return next((rule for group, rule in rules if _matches(group, every)), own)
 
     return rule

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from swaptrain.program.expert_ranges import ExpertRange
 from swaptrain.program.quantized import QuantizedAs, quantized_tensors
 from swaptrain.program.roles import Role
 from swaptrain.program.tensors import TensorSpec
@@ -26,6 +27,8 @@ class ParameterSpec:
 
     quantized: QuantizedAs | None = None
     """How it lies on the disk and in RAM, where it never changes; None: as it is."""
+    experts: ExpertRange | None = None
+    """Of a range of experts: of which parameter of the model, and which ones; None: it is one."""
 
     @property
     def name(self) -> str:
@@ -60,6 +63,15 @@ class ParameterSpec:
     def widest(self) -> str:
         """The dtype in which an update computes with it."""
         return "float32" if self.rounded else self.master
+
+    def place_of(self, first: int) -> tuple[str, int]:
+        """Return whose element in the order of memory an element is, and which of its own.
+
+        Of a range of experts the parameter that it is of.
+        """
+        if self.experts is None:
+            return self.name, first
+        return self.experts.whole, self.experts.first * self.tensor.stride[0] + first
 
     @property
     def decays(self) -> bool:

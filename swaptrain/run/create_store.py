@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from swaptrain.machine.fingerprint import this_machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.models.build import BuiltModel
 from swaptrain.models.initial_weights import InitialWeights
+from swaptrain.models.pretrained import Block
 from swaptrain.models.quantization import encode
 from swaptrain.models.quantized_base import refused_weight
 from swaptrain.planning.disk_budget import slot_counts
@@ -30,6 +31,7 @@ from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.quantized import quantized_tensors, scales_array
 from swaptrain.program.roles import Role
+from swaptrain.program.tensors import contiguous
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.layout import ArrayLayout, SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
@@ -84,6 +86,7 @@ def root_record(
         unit="step" if config.store.commit.is_whole else "segment",
         choices=Choices(
             cuts=tuple(plan.cuts),
+            experts=plan.experts,
             content=built.content,
             thawed=tuple(built.thawed),
             model=built.description,
@@ -214,16 +217,17 @@ class Creation:
                 initial.fill(name, target)
                 continue
             with torch.no_grad():
-                value = _laid_out(initial.value(name), parameter)
                 if array.dtype in ("float32", "float16"):
-                    target.copy_(value)
+                    initial.fill(name, target)
                     continue
-                if array.role is Role.REMAINDER:
-                    upper = torch.empty_strided(value.shape, value.stride(), dtype=torch.bfloat16)
-                    split(value, upper, target)
-                else:
-                    lower = torch.empty_strided(value.shape, value.stride(), dtype=torch.int16)
-                    split(value, target, lower)
+                for rows, value in _masters(initial, parameter):
+                    part = target[rows]
+                    if array.role is Role.REMAINDER:
+                        upper = torch.empty_strided(part.shape, part.stride(), dtype=torch.bfloat16)
+                        split(value, upper, part)
+                    else:
+                        lower = torch.empty_strided(part.shape, part.stride(), dtype=torch.int16)
+                        split(value, part, lower)
         futures: list[Future[int]] = files.write(self._io, slab.memory, flush=True)
         sums = [future.result() for future in futures]
         pool.give(slab)
@@ -259,9 +263,14 @@ class Creation:
             write_buffers(self._run_dir, kept)
 
 
-def _laid_out(value: Tensor, parameter: ParameterSpec) -> Tensor:
-    """Return an initial value; one that is split, as a float32 master laid out as its halves."""
-    stride = parameter.tensor.stride
-    if not parameter.split or (value.stride() == stride and value.dtype == torch.float32):
-        return value
-    return torch.empty_strided(value.shape, stride, dtype=torch.float32).copy_(value)
+def _masters(initial: InitialWeights, parameter: ParameterSpec) -> Iterator[Block]:
+    """Yield the initial value of a weight as float32 masters, laid out as its halves are."""
+    shape, stride = parameter.tensor.shape, parameter.tensor.stride
+    if stride == contiguous(shape):
+        for rows, value in initial.blocks(parameter.name):
+            yield rows, value.float().contiguous()
+        return
+    value = initial.value(parameter.name)
+    if (value.stride(), value.dtype) != (stride, torch.float32):
+        value = torch.empty_strided(shape, stride, dtype=torch.float32).copy_(value)
+    yield ..., value

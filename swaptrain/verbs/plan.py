@@ -130,6 +130,7 @@ def _report(found: Planned) -> PlanReport:
         break_even_tokens=_break_even(found),
         weighting=str(prepared.weighting) if prepared.weighting.matters else None,
         bound=bound(found),
+        experts=made.experts,
     )
 
 

@@ -21,6 +21,7 @@ from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
 from swaptrain.store.read.held_segments import Held, check_held
+from swaptrain.store.read.joined_ranges import joined_ranges
 from swaptrain.store.read.live_store import LiveStore, look
 from swaptrain.store.read.reader import PIECE_ELEMENTS, ChunkReader, read_tensor
 from swaptrain.store.read.run_position import Phase, RunPosition, read_position
@@ -175,7 +176,13 @@ class StoredStep:
                 yield _Source(segment.frozen, segment.frozen_record, readers, verified)
 
     def tensors(self, dtype: str | None) -> Iterator[StreamedTensor]:
-        """Yield parameters, floating ones in `dtype` where that is given, and buffers."""
+        """Yield parameters, floating ones in `dtype` where that is given, and buffers.
+
+        Ranges of experts come as the parameters that they are of.
+        """
+        return joined_ranges(self._tensors(dtype), self.store.root)
+
+    def _tensors(self, dtype: str | None) -> Iterator[StreamedTensor]:
         for source in self.sources:
             rows = source.record.table
             remainders = {row.name: row for row in rows if role_of(row.array) is Role.REMAINDER}
@@ -198,6 +205,9 @@ class StoredStep:
 
         State of 8 bits is decoded to float32.
         """
+        return joined_ranges(self._optimizer(), self.store.root)
+
+    def _optimizer(self) -> Iterator[StreamedTensor]:
         for source in self.sources:
             rows = {(row.name, row.array): row for row in source.record.table}
             for row in rows.values():

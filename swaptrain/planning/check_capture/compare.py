@@ -72,13 +72,18 @@ def compare(
     eager = EagerSteps(model, batch, draws=draws)
     _check_names(eager, captured)
     weights = {name: p.detach().clone() for name, p in eager.parameters.items()}
+    ranges = {
+        name: weights[spec.experts.whole][spec.experts.first : spec.experts.end]
+        for name, spec in captured.model.parameters.items()
+        if spec.experts is not None
+    }
     begin = {name: buffer.detach().clone() for name, buffer in eager.buffers().items()}
-    segments = SegmentSteps(captured, weights, batch, seed=seed, draws=draws)
+    segments = SegmentSteps(captured, {**weights, **ranges}, batch, seed=seed, draws=draws)
     before = python_draws()
     worst, where = 0.0, ""
     for number in range(1, STEPS + 1):
         found = _Findings(number)
-        plain_loss, loss = _step(eager, segments, found)
+        plain_loss, loss = _step(eager, segments, found, captured.model.parameters)
         for name, weight in weights.items():
             found.add(f"the parameter {name} itself", eager.parameters[name].detach(), weight)
         _compare_buffers(eager.buffers(), begin, segments.buffers, found)
@@ -94,10 +99,12 @@ def compare(
     return Comparison(worst, where)
 
 
-def _step(eager: EagerSteps, segments: SegmentSteps, found: _Findings) -> tuple[float, float]:
-    """Take one step with both and compare losses and gradients; return the losses."""
+def _step(
+    eager: EagerSteps, segments: SegmentSteps, found: _Findings, names: Iterable[str]
+) -> tuple[float, float]:
+    """Take one step with both and compare losses and the gradients of names; return the losses."""
     plain_loss = eager.step(found.step)
-    gradients = {n: g for n in eager.parameters if (g := eager.gradient(n)) is not None}
+    gradients = {n: g for n in names if (g := eager.gradient(n)) is not None}
     found.scale = max((_largest(g) for g in gradients.values()), default=0.0)
     delivered: set[str] = set()
 
@@ -165,7 +172,9 @@ def _check_other_draws(eager: EagerSteps) -> None:
 
 
 def _check_names(eager: EagerSteps, captured: Captured) -> None:
-    names = eager.parameters.keys() ^ captured.model.parameters.keys()
+    specs = captured.model.parameters.values()
+    made = {spec.name if spec.experts is None else spec.experts.whole for spec in specs}
+    names = eager.parameters.keys() ^ made
     if names:
         raise CaptureError(
             f"the factory makes other parameters when it is called again: {sorted(names)[0]} is "

@@ -17,6 +17,7 @@ from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.thaw import thaw
 from swaptrain.planning.check_capture.draws import SameDraws, seed_generators
+from swaptrain.program.expert_ranges import range_of
 
 __all__ = ["EagerSteps", "NotComparable", "PlainFails", "plain_model"]
 
@@ -97,7 +98,13 @@ class EagerSteps:
         return dict(self.model.named_buffers())
 
     def gradient(self, name: str) -> Tensor | None:
-        """Return the gradient of a parameter, dense; None where it has none."""
+        """Return the gradient of a parameter, dense; None where it has none.
+
+        The name may be that of a range of its experts.
+        """
+        if name not in self.parameters and (own := range_of(name)) is not None:
+            whole = self.gradient(own.whole)
+            return None if whole is None else whole[own.first : own.end]
         gradient = self.parameters[name].grad
         if gradient is not None and gradient.layout is not torch.strided:
             return gradient.to_dense()

@@ -114,6 +114,8 @@ class Choices(Record):
     """What was chosen at creation and holds since: the bits of the run depend on it."""
 
     cuts: Items[Whole]
+    experts: AtLeastOne | None = None
+    """Experts of a range, where stacks of experts are divided; null: they are whole."""
     content: Name | None = None
     """Digest of the uncut graph and its constants."""
     thawed: Items[Name] = ()

@@ -86,3 +86,5 @@ class PlanReport:
     """What is said of steps whose learning rate is 0; None where there are none."""
     bound: str | None = None
     """What bounds a step, and what would help most; None where no seconds are known."""
+    experts: int | None = None
+    """Experts of a range, where layers of experts are divided."""

@@ -103,6 +103,8 @@ def figures(
         yield "data.chat", report.rows
     if report.quantized is not None:
         yield "model.base", report.quantized
+    if report.experts is not None:
+        yield "memory.experts", f"layers of experts in ranges of {report.experts}"
     yield "base", f"{size(report.base_bytes)}: torch, the graph, the data; beside memory.host"
     yield (
         "memory.host",
