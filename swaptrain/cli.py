@@ -19,6 +19,7 @@ from swaptrain.errors import ConfigError, DamagedStoreError, StoppedBySignal, Sw
 from swaptrain.machine.torch_settings import set_up_torch
 from swaptrain.memory.collector import uncollected
 from swaptrain.observe.output import open_standard_streams, silence
+from swaptrain.ranks.launch import launched
 from swaptrain.run.signals import StopRequest
 from swaptrain.store.disk.durable_files import run_error
 
@@ -37,6 +38,7 @@ Verbs:
   compare   take steps of a job in plain PyTorch too, and say whether all bits are equal
   doctor    check disk, memory, processor and packages of this machine for a run
   init      write a config for a model directory and files
+  reshard   let a run of several processes go on with another number of them
   migrate   print the config that a file of Axolotl, LLaMA-Factory or TRL means here
 
 `python -m swaptrain VERB --help` explains a verb; docs/config.md every key of a config.
@@ -58,6 +60,13 @@ def _train(given: Arguments) -> None:
     with uncollected():
         from swaptrain.verbs.train import train
 
+    launch = launched()
+    if launch is not None:
+        from swaptrain.verbs.train_together import TogetherOptions, train_together
+
+        options = TogetherOptions(given.fresh, given.accept_change, given.from_step)
+        train_together(loaded, launch, options)
+        return
     train(loaded, fresh=given.fresh, accept_change=given.accept_change, from_step=given.from_step)
 
 
@@ -101,6 +110,7 @@ _VERBS = {
     "compare": _Verb(check.compare, check.compare_arguments),
     "doctor": _Verb(check.doctor, check.doctor_arguments),
     "init": _Verb(start.init, start.init_arguments),
+    "reshard": _Verb(use.reshard, use.reshard_arguments),
     "migrate": _Verb(start.migrate, start.migrate_arguments),
 }
 
@@ -125,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(stop))
         return stop.exit_code
     except SwaptrainError as error:
+        if error.is_echo:
+            return error.exit_code
         say("; ".join([f"error: {error}", *_advice_on(error), *getattr(error, "__notes__", ())]))
         return error.exit_code
     except KeyboardInterrupt:

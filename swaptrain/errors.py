@@ -23,6 +23,8 @@ class SwaptrainError(Exception):
     """Base of every error that is shown to the user as one message, without a traceback."""
 
     exit_code = 1
+    is_echo = False
+    """Whether another rank of the run says the same: then this process is silent."""
 
 
 @dataclass(frozen=True)

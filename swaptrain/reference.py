@@ -91,6 +91,7 @@ def train_reference(
     state: StateDtype = "float32",
     groups: Sequence[Mapping[str, Any]] = (),
     master: str = "float32",
+    ranks: int = 1,
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -105,7 +106,9 @@ def train_reference(
     `optimizer.groups`: each is an optimizer of its own, with the parameters that it matches first.
     With the `master` "none" bfloat16 weights are rounded by chance behind each step, and the next
     one begins from what is left. In float16 losses are scaled by a GradScaler of torch, which
-    skips the updates of gradients that are not finite.
+    skips the updates of gradients that are not finite. Of several `ranks` each accumulates the
+    gradients of its own micro-batches, the first ones for rank 0, and their sums are added in the
+    order of the ranks.
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -144,7 +147,9 @@ def train_reference(
             return {k: v.to(device) for k, v in cast_batch(given, dtypes).items()}
 
         losses.append(
-            forward_backward(model, masters, batch, micro_batches, loss_weighting, scaler)
+            forward_backward(
+                model, masters, batch, micro_batches, loss_weighting, scaler, ranks=ranks
+            )
         )
         for stepper, *_ in steppers:
             scaler.unscale_(stepper)
@@ -221,13 +226,15 @@ def forward_backward(
     micro_batches: int,
     loss_weighting: str | None,
     scaler: GradScaler,
+    *,
+    ranks: int = 1,
 ) -> float:
     """Accumulate the gradients of a step and return its loss.
 
     As the mean of means first; where tokens are weighted and the counts found by then differ, all
     of it once more, from the same buffers and generators.
     """
-    before = _Before(model)
+    before, each = _Before(model), micro_batches // ranks
     counts: list[list[float]] = []
     losses = []
     for m in range(micro_batches):
@@ -239,6 +246,9 @@ def forward_backward(
         losses.append(float(loss.detach()))
         counts.append(calls.counts)
         masters.accumulate()
+        if ranks > 1 and m % each == each - 1:
+            masters.end_rank()
+    masters.end_step()
     weights = step_weights(counts)
     if weights is None:
         return step_loss(losses, None)
@@ -253,11 +263,16 @@ def forward_backward(
                 raise
             before.restore()
             masters.forget()
-            return forward_backward(model, masters, batch, micro_batches, "micro_batches", scaler)
+            return forward_backward(
+                model, masters, batch, micro_batches, "micro_batches", scaler, ranks=ranks
+            )
         scaled = scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
         losses.append(float(loss.detach()))
         masters.accumulate()
+        if ranks > 1 and m % each == each - 1:
+            masters.end_rank()
+    masters.end_step()
     return step_loss(losses, weights)
 
 
@@ -307,6 +322,8 @@ class Masters:
         Unless `exact` they hold what the model does, in float32.
         """
         self._exact = exact
+        self._before: dict[str, Tensor] = {}
+        """By name: the sums of the ranks that have computed."""
         self._parameters = dict(model.named_parameters())
         first = {id(p): name for name, p in self._parameters.items()}
         self.names = defaultdict[str, list[str]](list)
@@ -367,8 +384,25 @@ class Masters:
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             parameter.grad = None
 
+    def end_rank(self) -> None:
+        """Add the sums of a rank, in float32, to those of the ranks before it; begin anew."""
+        for name, master in self._masters.items():
+            before = self._before.pop(name, None)
+            own, master.grad = master.grad, None
+            if own is not None:
+                self._before[name] = own if before is None else before.add_(own)
+            elif before is not None:
+                self._before[name] = before
+
+    def end_step(self) -> None:
+        """Let the gradients be the sums of all ranks."""
+        for name, total in self._before.items():
+            self._masters[name].grad = total
+        self._before = {}
+
     def forget(self) -> None:
         """Drop the gradients that were accumulated."""
+        self._before = {}
         for tensor in (*self._parameters.values(), *self._masters.values()):
             tensor.grad = None
 

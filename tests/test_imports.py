@@ -19,8 +19,8 @@ ORDER = [
     *("memory", "chat", "migrate"),
     *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
     *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
-    *("planning", "planning.check_capture", "start", "run", "generate", "reference", "report"),
-    *("verbs", "given", "api", "hf", "commands", "cli"),
+    *("ranks", "planning", "planning.check_capture", "start", "run", "generate", "reference"),
+    *("report", "verbs", "given", "api", "hf", "commands", "cli"),
 ]
 """Rooms from the ground up: each may import those before it. docs/design.md has them in words."""
 TOP = {"__init__", "__main__"}

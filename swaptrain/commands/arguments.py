@@ -13,8 +13,8 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.observe.output import silence
 
-__all__ = ["Arguments", "check_run", "config_arguments", "load", "run_arguments", "say"]
-__all__ += ["say_first", "step_argument"]
+__all__ = ["Arguments", "check_one_process", "check_run", "config_arguments", "load"]
+__all__ += ["run_arguments", "say", "say_first", "step_argument"]
 
 Arguments = argparse.Namespace
 
@@ -62,10 +62,26 @@ def check_run(run: Path) -> Path:
     run_dir = expand_argument(run)
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such run directory; give the run.dir of a config")
+    from swaptrain.ranks.limits import check_resharded
     from swaptrain.store.access.containment import check_contained
+    from swaptrain.store.paths import rank_dirs
 
-    check_contained(run_dir)
+    check_resharded(run_dir)
+    # Of several ranks each directory is a run's.
+    for directory in rank_dirs(run_dir) or [run_dir]:
+        check_contained(directory)
     return run_dir
+
+
+def check_one_process(run_dir: Path, verb: str) -> None:
+    """Raise ConfigError for a run of several ranks, which a verb cannot take yet."""
+    from swaptrain.store.paths import rank_dirs
+
+    if count := len(rank_dirs(run_dir)):
+        raise ConfigError(
+            f"{verb} does not read a run of {count} ranks yet: export it, or make it one of one "
+            f"process (python -m swaptrain reshard {run_dir} --ranks 1)"
+        )
 
 
 def say(message: str) -> None:

@@ -106,9 +106,7 @@ def inspect(given: Arguments) -> None:
     if given.what is None:
         if given.from_step is not None or given.json:
             raise ConfigError("--step and --json belong to a tensor or a second run: name it")
-        from swaptrain.verbs.inspect import inspect_run
-
-        inspect_run(run_dir)
+        _inspect(run_dir)
         return
     set_up_torch()  # which decodes state of 8 bits
     from swaptrain.verbs.inspection.difference import inspect_difference, is_run
@@ -122,6 +120,24 @@ def inspect(given: Arguments) -> None:
         inspect_tensors(
             run_dir, given.what, from_step=given.from_step, as_json=given.json, note=say
         )
+
+
+def _inspect(run_dir: Path) -> None:
+    """Show a run; one of several ranks as one."""
+    from swaptrain.ranks.layout import joined
+    from swaptrain.store.access.lock import lock_owner
+    from swaptrain.store.paths import rank_dirs
+    from swaptrain.verbs.inspect import inspect_run
+
+    directories = rank_dirs(run_dir)
+    if not directories:
+        inspect_run(run_dir)
+    elif any(map(lock_owner, directories)):
+        say(f"{len(directories)} ranks train in {run_dir}: this is the part of rank 0")
+        inspect_run(directories[0])
+    else:
+        with joined(run_dir, say) as there:
+            inspect_run(there, named=run_dir)
 
 
 def inspect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,9 +194,15 @@ def verify(given: Arguments) -> None:
     while it trains.
     """
     run_dir = check_run(given.run)
+    from swaptrain.ranks.layout import read_ranks
+    from swaptrain.store.paths import rank_dirs
     from swaptrain.verbs.verify import verify_run
 
-    verify_run(run_dir, mend=given.repair)
+    directories = rank_dirs(run_dir)
+    if directories:
+        read_ranks(run_dir)  # refuses ranks that are at different steps, or are not all there
+    for directory in directories or [run_dir]:
+        verify_run(directory, mend=given.repair)
 
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that make something of a run's weights: eval, generate, export."""
+"""The verbs that make something of a run's weights: eval, generate, export, reshard."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from swaptrain.commands.arguments import (
     Arguments,
+    check_one_process,
     check_run,
     load,
     run_arguments,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from swaptrain.verbs.export import Form
 
 __all__ = ["evaluate", "evaluate_arguments", "export", "export_arguments"]
-__all__ += ["generate", "generate_arguments"]
+__all__ += ["generate", "generate_arguments", "reshard", "reshard_arguments"]
 
 _OTHER_FILES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".json", ".yaml")
 """Ends of names of files that an export does not write."""
@@ -46,19 +47,22 @@ def export(given: Arguments) -> None:
         raise ConfigError(f"--to {target}: name a directory, or a file that ends in .safetensors")
     shard_bytes = parse_size(given.max_shard)
     run_dir = check_run(given.run)
+    from swaptrain.ranks.layout import joined, refuse_part
     from swaptrain.verbs.export import export_weights
 
+    refuse_part(run_dir)
     form: Form = "adapter" if given.adapter is not None else "merged" if given.merged else "all"
-    export_weights(
-        run_dir,
-        target,
-        given.dtype,
-        form=form,
-        from_step=given.from_step,
-        shard_bytes=shard_bytes,
-        state=given.state,
-        note=print,
-    )
+    with joined(run_dir, say) as there:
+        export_weights(
+            there,
+            target,
+            given.dtype,
+            form=form,
+            from_step=given.from_step,
+            shard_bytes=shard_bytes,
+            state=given.state,
+            note=print,
+        )
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +115,7 @@ def evaluate(given: Arguments) -> None:
         if not given.overrides or "=" in given.overrides[0]:
             raise ConfigError("give one of RUN and --config FILE")
         run_dir = check_run(Path(given.overrides.pop(0)))
+        check_one_process(run_dir, "eval")
         given.config = RunPaths(run_dir).config
     loaded = load(given)
     set_up_torch()
@@ -165,6 +170,8 @@ def generate(given: Arguments) -> None:
         raise ConfigError("--set sets keys over a config: give --config FILE")
     _check_sampling(given)
     run_dir = None if given.run is None else check_run(given.run)
+    if run_dir is not None:
+        check_one_process(run_dir, "generate")
     loaded = None if given.config is None else load_config(expand_argument(given.config), given.set)
     set_up_torch()
     from swaptrain.generate import Prompt, Sampling, read_prompts
@@ -240,3 +247,28 @@ def generate_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", type=Path, metavar="DIR", help="instead of data.tokenizer of the config"
     )
     step_argument(parser)
+
+
+def reshard(given: Arguments) -> None:
+    """Let a run of several processes (torchrun) go on with another number of them.
+
+    Segments move to the directories of their new owners: by links on one disk, else by copies. The
+    directories of all ranks lie in RUN: those of several machines are brought together first. With
+    --ranks 1 it becomes a run of one process, which every verb reads.
+    """
+    if given.ranks < 1:
+        raise ConfigError(f"--ranks is {given.ranks}: give 1 or more")
+    run_dir = expand_argument(given.run)
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir}: no such run directory; give the run.dir of a config")
+    from swaptrain.verbs.reshard import reshard_run
+
+    reshard_run(run_dir, given.ranks, print)
+
+
+def reshard_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `reshard`."""
+    run_arguments(parser)
+    parser.add_argument(
+        "--ranks", type=int, required=True, metavar="M", help="how many processes go on with it"
+    )

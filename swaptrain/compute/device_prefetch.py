@@ -112,7 +112,7 @@ def needed_bytes(
     From the graph's own sizes: the objects that they touch, which may be on their way until the
     last has ended, and every tensor that the segment of one computes, decoded weights among them.
     """
-    computed = [captured.computed_by(i) for i in instructions if i.segment]
+    computed = [captured.computed_by(i) for i in instructions if i.segment and not i.is_exchange]
     held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
     most = max(
         (s.activation_bytes + captured.model.decoded_bytes(s.parameters) for s in computed),

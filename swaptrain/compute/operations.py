@@ -71,6 +71,7 @@ class Operations:
             if key.micro_batch >= 0
             or key.part >= 0
             or (key.kind is Kind.STATE and key.role.is_for_updates)
+            or instruction.operation is Operation.COLLECT  # the sums of all are on the host
         }
         for key in passed.union(instruction.frees):
             self.device.forget(key)
@@ -342,6 +343,8 @@ class Operations:
             spec, stored = self._model.parameters[name], []
             for array in arrays_of(spec, self._layouts.compute_dtype):
                 key = ObjectKey(Kind.STATE, array, owner[name])
+                if key not in slabs:  # another rank has the state, and has sent it
+                    key = key._replace(kind=Kind.SHARED)
                 if key not in tables:
                     tables[key] = self._views(key, slabs)
                 stored.append(self.device.fetch(key, name, tables[key][name]))

@@ -57,11 +57,17 @@ class _Graph:
 class Runner:
     """Calls the code of the segments of one captured model."""
 
-    def __init__(self, captured: Captured, *, seed: int, micro_batches: int) -> None:
+    def __init__(
+        self, captured: Captured, *, seed: int, micro_batches: int, first: int = 0
+    ) -> None:
+        """Take what is run: steps of so many micro-batches, of all ranks together.
+
+        `first` is the step's number of the micro-batch that this rank calls 0.
+        """
         self._captured = captured
         self._model = captured.model
         self._seed = seed
-        self._micro_batches = micro_batches
+        self._micro_batches, self._first = micro_batches, first
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """By segment and micro-batch: forwards whose backward need not recompute."""
         self._matches: dict[int, Mapping[int, int | None]] = {}
@@ -261,7 +267,7 @@ class Runner:
         """Run the code in grad mode; return its outputs and the leaves of autograd, by name."""
         inputs, leaves = self._inputs(segment, operands)
         with (
-            draws(self._seed, step, micro_batch, self._captured.random[segment - 1]),
+            draws(self._seed, step, self._first + micro_batch, self._captured.random[segment - 1]),
             weighted(weights, self._captured.terms[segment - 1]),
             torch.enable_grad(),
         ):

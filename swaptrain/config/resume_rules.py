@@ -18,6 +18,7 @@ Rule = Literal["free", "with --accept-change", "no"]
 _FREE = (
     "data.cache",
     "data.workers",
+    "distributed",
     "eval",
     "memory.device",
     "memory.host",

@@ -40,6 +40,7 @@ from swaptrain.units import GIB, KIB, exact_size, format_size
 
 __all__ = ["CommitConfig", "Config", "DataConfig", "EvalConfig", "MemoryConfig", "ModelConfig"]
 __all__ += [
+    "DistributedConfig",
     "KeepConfig",
     "OptimizerConfig",
     "RunConfig",
@@ -490,6 +491,15 @@ class RunConfig(Section):
     the run. A terminal shows each step."""
 
 
+class DistributedConfig(Section):
+    """Several processes that train one model, started by torchrun; see docs/distributed.md."""
+
+    timeout: PositiveNumber = 1800.0
+    """Seconds that a process waits for the others, at the start or inside of a step: where one has
+    died, or the network hangs, all end with exit 1, and the same command goes on. It has to be
+    longer than the longest instruction, and than the longest part of a start."""
+
+
 class Config(Section):
     """One training job."""
 
@@ -505,6 +515,7 @@ class Config(Section):
     """auto (cuda where there is one), cpu, cuda or cuda:N."""
     memory: MemoryConfig = MemoryConfig()
     store: StoreConfig = StoreConfig()
+    distributed: DistributedConfig = DistributedConfig()
     run: RunConfig
 
     @model_validator(mode="after")

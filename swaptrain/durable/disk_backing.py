@@ -61,6 +61,8 @@ class DiskBacking:
         return self._layouts.size_bytes(key)
 
     def holds(self, key: ObjectKey) -> bool:
+        if key.kind is Kind.SHARED:
+            return False
         return key.kind is Kind.STATE or self._location(key).state in (SPILLED, KEPT)
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
@@ -112,6 +114,8 @@ class DiskBacking:
         return futures
 
     def forget(self, key: ObjectKey) -> None:
+        if key.kind is Kind.SHARED:  # it has no place on this disk
+            return
         location = self._location(key)
         if key.kind is not Kind.STATE:
             location.apply("free")

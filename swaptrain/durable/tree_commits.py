@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swaptrain.durable.commits import Commits
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import DamagedStoreError
@@ -33,7 +35,10 @@ class Trees:
         *,
         last_step: int,
         keep_every: int | None,
+        together: Callable[[int, Callable[[], None]], None] = lambda _, switch: switch(),
     ) -> None:
+        """`together` calls the switch to a step when all ranks have that step on their disks."""
+        self._together = together
         self._layouts, self._slots, self._backing = layouts, slots, backing
         self._commits, self._root = commits, root
         self._last_step, self._keep_every = last_step, keep_every
@@ -64,7 +69,7 @@ class Trees:
         create_root(self._slots.run_dir, self._root, tree=self._slots.other_tree())
         # The root before the switch: else a kill in between finds a live tree whose root is of
         # another step than its segments.
-        self._slots.switch_tree()
+        self._together(step, self._slots.switch_tree)
         # The switch before anything is spilled: else that would go into the tree which is live.
         self._point()
 

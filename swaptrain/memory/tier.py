@@ -101,7 +101,8 @@ class Tier:
                 entry = None
             if entry is None:
                 entry = self._bring(key, position, fresh=key in instruction.writes)
-                entry.pins += 1
+                # What another rank has sent has no place on this disk: it stays until it is freed.
+                entry.pins += 2 if key.kind is Kind.SHARED else 1
         changed = {*instruction.changes, *instruction.writes}
         self._wait_for_content(keys, changed)
         for key in instruction.needs:
@@ -170,6 +171,22 @@ class Tier:
         missing = sum(size_bytes(key) for key in touched if key not in entries)
         free = self._pool.budget_bytes - self._pool.live_bytes + entries.spare_bytes(touched)
         return 2 * both <= self._pool.budget_bytes and missing <= free
+
+    def has_room_for(self, keys: Iterable[ObjectKey]) -> bool:
+        """Whether these objects, none of which is here, find room and nothing has to leave."""
+        if any(key in self._entries for key in keys):
+            return False
+        sizes = sum(self._backing.size_bytes(key) for key in keys)
+        return self._pool.live_bytes + sizes <= self._pool.budget_bytes
+
+    def size_bytes(self, key: ObjectKey) -> int:
+        """Return the bytes of an object's slab."""
+        return self._backing.size_bytes(key)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the slabs of all objects may take."""
+        return self._pool.budget_bytes
 
     def resident(self) -> list[ObjectKey]:
         """Return the objects that are in memory."""

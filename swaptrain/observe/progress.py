@@ -28,7 +28,7 @@ from swaptrain.units import format_duration
 
 __all__ = ["Progress", "StepPhase"]
 
-StepPhase = Literal["forward", "backward", "update", "eval"]
+StepPhase = Literal["forward", "backward", "update", "eval", "exchange"]
 
 _REFRESH_S = 0.1
 _PLAIN_TICK_S = 30.0
@@ -159,7 +159,8 @@ class Progress:
         now_s = self._clock()
         if step != self._step:
             self._step, self._step_began_s = step, now_s
-        if phase != "update":  # an update goes through the segments as what comes with it
+        # An update goes through the segments as what comes with it, and so does an exchange.
+        if phase not in ("update", "exchange"):
             self._backwards = phase == "backward"
         if self._live is not None:
             self._draw(now_s, phase, segment, segments)

@@ -62,6 +62,10 @@ class StepMetrics:
     """After this step; the row has it, as `eval_...`, only where it was measured."""
     held_out_before: EvalResult | None = None
     """Before this step, as `eval_..._before`."""
+    exchange_bytes: int | None = None
+    """Bytes that this rank sent and received; None, and not in the row, where there is one."""
+    exchange_wait_s: float | None = None
+    """Time in which its main line waited for other ranks, or added their sums; likewise."""
     resumed: bool = False
     """Another process began this step; the row has it only where true."""
 
@@ -76,6 +80,7 @@ class StepMetrics:
         for key in ("resumed", "skipped"):
             if not row[key]:
                 del row[key]
-        if self.loss_scale is None:
-            del row["loss_scale"]
+        for key in ("loss_scale", "exchange_bytes", "exchange_wait_s"):
+            if row[key] is None:
+                del row[key]
         return row

@@ -16,10 +16,12 @@ from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
+from swaptrain.planning.beside import FixedCut
 from swaptrain.planning.experts import ExpertRanges
-from swaptrain.program.check import Peaks, check_program
+from swaptrain.program.check import Peaks, check_program, check_ranks
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ParameterSpec
+from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.format.object_layouts import Layouts
@@ -70,10 +72,12 @@ class Cutter:
         built: BuiltModel,
         rules: Rules,
         *,
-        choices: Choices | None = None,
+        choices: Choices | FixedCut | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._config, self._built, self._rules = config, built, rules
         self._experts = ExpertRanges(config, built, rules, partial(_state_bytes, rules=rules))
+        self._ranks = ranks
         self._recorded: list[int] | None = None
         self._recorded_experts: int | None = None
         self._chunk_bytes = config.store.chunk
@@ -154,7 +158,7 @@ class Cutter:
                     int(target_bytes * _HOST_PER_TARGET) // 6,
                     8 * _LEAST_ACTIVATION_BYTES if chosen else _LEAST_ACTIVATION_BYTES,
                 ),
-                micro_batches=config.data.micro_batches,
+                micro_batches=self._ranks.share(config.data.micro_batches),
             ),
             state_bytes=state_bytes,
             working_bytes=working_bytes,
@@ -171,6 +175,7 @@ class Cutter:
             chunk_bytes=self._chunk_bytes or _chunk_bytes(target_bytes),
             micro_batches=config.data.micro_batches,
             evaluations=[graph.spec for graph in captured.evaluations],
+            ranks=self._ranks,
         )
         # A scaled loss may overflow anywhere: no update before all gradients are known.
         deferred = config.optimizer.clip_norm is not None or config.model.dtype == "float16"
@@ -179,11 +184,12 @@ class Cutter:
             captured.model,
             config.model.dtype,
             layouts.state_arrays,
-            config.data.micro_batches,
+            self._ranks.share(config.data.micro_batches),
             deferred=deferred,
             parts=layouts.parts,
             undivided={k: whole.arrays for k, whole in layouts.undivided.items()},
             evaluations=tuple(graph.spec for graph in evaluations),
+            ranks=self._ranks,
         )
         peaks = check_steps(short_steps(builder), layouts)
         return Cut(captured, cuts, experts, layouts, builder, peaks)
@@ -191,7 +197,8 @@ class Cutter:
     def _check_length(self, captured: Captured) -> None:
         """Raise ConfigError for a step, or an evaluation, whose program would fill the memory."""
         segments = len(captured.model.segments)
-        lengths = {"data.micro_batches": (self._config.data.micro_batches, 2 * segments)}
+        own = self._ranks.share(self._config.data.micro_batches)
+        lengths = {"data.micro_batches": (own, 2 * segments)}
         graphs = [graph.spec for graph in captured.evaluations]
         if graphs:
             slices = max(len(graph.slices) for graph in graphs)
@@ -234,10 +241,16 @@ def _chunk_bytes(target_bytes: int) -> int:
 def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
     """Prove the programs of a usual step and of an evaluation; return the peaks of both.
 
-    Raises ProgramError, which is a bug.
+    And that those of other ranks exchange the same. Raises ProgramError, which is a bug.
     """
-    kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in layouts.accumulators]
-    kept = kept if builder.deferred else []
+    own = [k for k in layouts.accumulators if builder.ranks.owns(k)]
+    kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in own] if builder.deferred else []
+    if builder.ranks.count > 1:
+        count = builder.ranks.count
+        few = short_steps(builder)
+        every = [replace(few, ranks=Ranks(rank, count)) for rank in range(count)]
+        check_ranks([other.step() for other in every])
+        check_ranks([other.evaluation() for other in every])
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
     step = check_program(program, layouts.size_bytes, present=kept)
     evaluation = check_program(builder.evaluation(), layouts.size_bytes)

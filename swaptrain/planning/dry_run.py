@@ -99,7 +99,7 @@ class DryRun:
     def _draw(self, slabs: Slabs) -> None:
         generator = torch.Generator().manual_seed(0)
         for key, slab in slabs.items():
-            if key.kind in (Kind.STATE, Kind.VALUE):
+            if key.kind in (Kind.STATE, Kind.SHARED, Kind.VALUE):
                 for tensor in views(self.layouts.array(key), slab).values():
                     if tensor.is_floating_point() and 0 not in tensor.stride():
                         tensor.normal_(std=_STD, generator=generator)
@@ -392,7 +392,7 @@ def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruc
     """
     chosen: dict[tuple[int, Operation], Instruction] = {}
     for instruction in program:
-        if instruction.segment:
+        if instruction.segment and not instruction.is_exchange:
             key = captured.computed_by(instruction).isomorphism, instruction.operation
             known = chosen.setdefault(key, instruction)
             if _decoded_bytes(captured, instruction) > _decoded_bytes(captured, known):

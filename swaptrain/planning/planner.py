@@ -20,6 +20,7 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.memory.malloc import trim
 from swaptrain.models.build import BuiltModel
 from swaptrain.observe.memory_usage import resident_bytes
+from swaptrain.planning.beside import FixedCut
 from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
 from swaptrain.planning.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.planning.dry_run import Measured, dry_run
@@ -27,6 +28,7 @@ from swaptrain.planning.measured_record import MeasuredRecord
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.quantized import is_scales
+from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import contiguous
 from swaptrain.store.format.layout import SegmentLayout
@@ -71,6 +73,8 @@ class Plan:
     """Seconds that the tier itself takes for an instruction, where that was measured."""
     load_s: float = 0.0
     """Seconds that a micro-batch takes to load, where that was measured."""
+    link_bytes_per_s: float | None = None
+    """What a rank gets of another one, where that was measured."""
     lag: int = 1
     """Segments whose backward a kill may repeat (`store.commit.lag`)."""
 
@@ -116,14 +120,18 @@ class Planner:
         device: ComputeDevice,
         batch: Mapping[str, Tensor],
         *,
-        choices: Choices | None = None,
+        choices: Choices | FixedCut | None = None,
+        creates: bool = True,
         positions: tuple[str, int] | None = None,
         measures: Path | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Take what is planned; `measures` is the file of what a start measures for the next."""
         self._config, self._built, self._rules = config, built, rules
         self._device, self.batch, self._positions = device, batch, positions
-        self._cutter = Cutter(config, built, rules, choices=choices)
+        self._ranks = ranks
+        self._creates = creates
+        self._cutter = Cutter(config, built, rules, choices=choices, ranks=ranks)
         self._plans: dict[tuple[int | None, ...], Plan] = {}
         self._measures = measures
         self._kept: set[tuple[int, ...]] = set()
@@ -204,7 +212,13 @@ class Planner:
 
     def _measure(self, found: Cut) -> Plan:
         config, rules, captured, layouts = self._config, self._rules, found.captured, found.layouts
-        runner = Runner(captured, seed=config.train.seed, micro_batches=config.data.micro_batches)
+        micro_batches = config.data.micro_batches
+        runner = Runner(
+            captured,
+            seed=config.train.seed,
+            micro_batches=micro_batches,
+            first=self._ranks.first(micro_batches),
+        )
         operations = Operations(captured, layouts, runner, rules, self._device)
         self._check_device(found)
         record = self._record(captured, found.cuts)
@@ -255,6 +269,8 @@ class Planner:
             default=0,
         )
         arena_bytes = max(measured.arena_bytes * 21 // 20, scratch_bytes) + _SLACK_BYTES
+        if self._ranks.count > 1:
+            arena_bytes += STAGING_BYTES
         return Plan(
             captured=captured,
             cuts=found.cuts,
@@ -267,7 +283,7 @@ class Planner:
             base_bytes=self._base_bytes,
             arena_bytes=arena_bytes,
             pool_bytes=config.memory.host - arena_bytes,
-            creation_bytes=0 if self._cutter.is_recorded else self._creation_bytes(layouts),
+            creation_bytes=self._creation_bytes(layouts) if self._creates else 0,
         )
 
     def _what_is_too_large(self) -> str:

@@ -20,6 +20,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
 from swaptrain.models.lora import adapter_fields, checked_fields
+from swaptrain.planning.beside import NOBODY, Beside, FixedCut, check_divisible
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.step_bytes import with_commit_unit
 from swaptrain.planning.update_rules import update_rules
@@ -33,9 +34,10 @@ __all__ = ["Prepared", "recorded_config"]
 class Prepared:
     """A model that is captured, cut and fits its budgets; nothing is written.
 
-    `root` is the record of the run that is resumed, whose cut is kept. `note` hears of the long
-    work. Without `draw` there are no initial weights, for those who only look. Raises ConfigError
-    for everything about the config, the model and the budgets that is wrong.
+    `root` is the record of the run that is resumed, whose cut is kept; `beside` are other ranks of
+    it, whose segments are the same. `note` hears of the long work. Without `draw` there are no
+    initial weights, for those who only look. Raises ConfigError for everything about the config,
+    the model and the budgets that is wrong.
     """
 
     def __init__(
@@ -45,13 +47,14 @@ class Prepared:
         note: Callable[[str], None],
         *,
         draw: bool = True,
+        beside: Beside = NOBODY,
     ) -> None:
         refuse_tmpfs(config.run.dir)
         for path in config.store.paths or ():
             refuse_tmpfs(path)
             _check_parent(path)
-        self.threads = _set_threads(config, root, note)
-        self.device = open_device(config.device, config.memory.device)
+        self.threads = _set_threads(config, root, note, processes=beside.local_count)
+        self.device = open_device(beside.device or config.device, config.memory.device)
         choose_kernels(
             self.device.device,
             deterministic=config.train.deterministic,
@@ -89,17 +92,27 @@ class Prepared:
                 "transformers trains them when it loads a checkpoint: so does this run"
             )
         note("measuring what each kind of segment takes")
+        chooses = root is None and not beside.ranks.rank
+        fixed = None if chooses or root is not None else beside.same_cut(None)
         self.planner = Planner(
             config,
             self.built,
             self.rules,
             self.device,
             dict(self.built.uncut.batch),
-            choices=root.choices if root is not None else None,
+            choices=root.choices if root is not None else fixed,
+            creates=root is None,
             positions=self.factory.positions,
             measures=RunPaths(config.run.dir).measured,
+            ranks=beside.ranks,
         )
         self.plan: Plan = self.planner.plan()
+        if chooses:
+            beside.same_cut(
+                FixedCut(tuple(self.plan.cuts), self.plan.layouts.chunk_bytes, self.plan.experts)
+            )
+        captured, state = self.plan.captured, self.plan.layouts.state_arrays
+        check_divisible(captured, {k: bool(names) for k, names in state.items()}, beside.ranks)
         if config.train.skip_ignored and not skips_ignored(
             code.train for code in self.plan.captured.codes
         ):
@@ -249,9 +262,14 @@ def _layout(batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...
     return {key: (tuple(value.shape[1:]), value.dtype) for key, value in batch.items()}
 
 
-def _set_threads(config: Config, root: RootRecord | None, note: Callable[[str], None]) -> int:
-    """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it."""
-    available = len(os.sched_getaffinity(0))
+def _set_threads(
+    config: Config, root: RootRecord | None, note: Callable[[str], None], *, processes: int
+) -> int:
+    """Use the recorded number of intra-op threads: sums are split by it, so bits depend on it.
+
+    So many `processes` of the run share the cores.
+    """
+    available = max(1, len(os.sched_getaffinity(0)) // processes)
     recorded: int | None = root.choices.threads if root is not None else None
     threads = recorded or config.train.threads or available
     if recorded is not None and recorded > available:

@@ -15,8 +15,12 @@ __all__ = ["check_memory", "useful_bytes"]
 _SLACK_BYTES = 64 * MIB  # page tables, stacks of threads, the kernel's own: a limit counts them
 
 
-def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> None:
+def check_memory(
+    host_bytes: int, plan: Plan, note: Callable[[str], None], *, processes: int = 1
+) -> None:
     """Refuse a budget that a limit of this process does not allow; touch what the pool will take.
+
+    So many `processes` of this machine take as much each.
 
     A limit that is only met in the middle of a run kills the process there without a word. RAM that
     other programs hold now is only said. Raises BudgetError.
@@ -43,11 +47,17 @@ def check_memory(host_bytes: int, plan: Plan, note: Callable[[str], None]) -> No
             f"and memory.host is {format_size(host_bytes)}: raise the limit, or lower memory.host"
         )
     pool_bytes = min(plan.pool_bytes, useful_bytes(plan))
+    if processes > 1:
+        note(
+            f"{processes} ranks on this machine take {format_size(host_bytes)} of RAM each "
+            f"(memory.host), {format_size(processes * host_bytes)} together, beside "
+            f"{format_size(base_bytes)} each for torch, the graph and the data"
+        )
     free_bytes = available_bytes()
-    if free_bytes is not None and free_bytes < pool_bytes + plan.arena_bytes:
+    if free_bytes is not None and free_bytes < processes * (pool_bytes + plan.arena_bytes):
         note(
             f"{format_size(free_bytes)} of RAM are free, and the run may take "
-            f"{format_size(pool_bytes + plan.arena_bytes)} more (memory.host is "
+            f"{format_size(processes * (pool_bytes + plan.arena_bytes))} more (memory.host is "
             f"{format_size(host_bytes)}): the machine may swap, or end the run; end other programs "
             "or lower memory.host"
         )

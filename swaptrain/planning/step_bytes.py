@@ -25,7 +25,8 @@ def state_bytes(made: Plan) -> StateBytes:
             frozen += layout.nbytes
         else:
             below += layout.nbytes
-    gradients = sum(array.nbytes for array in made.layouts.accumulators.values())
+    owns = made.builder.ranks.owns
+    gradients = sum(a.nbytes for k, a in made.layouts.accumulators.items() if owns(k))
     return StateBytes(weights, rest, gradients if made.builder.deferred else 0, frozen, below)
 
 

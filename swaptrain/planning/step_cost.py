@@ -14,7 +14,7 @@ from swaptrain.program.durability import CommitUnit, Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Price", "instruction_seconds", "price", "usual_durability"]
+__all__ = ["Price", "instruction_seconds", "moved_bytes", "price", "usual_durability"]
 
 _LONGEST_REHEARSED = 10_000
 """Instructions; each one looks at all that is held, and ahead at all that comes."""
@@ -92,11 +92,13 @@ def usual_durability(plan: Plan, config: Config) -> Durability:
 def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
     """Return what an instruction's computing was measured to take."""
     measured, decoding_s = plan.measured.seconds, plan.measured.decoding_s
-    model = plan.captured.model
+    model, link = plan.captured.model, plan.link_bytes_per_s
 
     def seconds(instruction: Instruction) -> float:
         if instruction.operation is Operation.LOAD:
             return plan.load_s
+        if instruction.is_exchange:
+            return 0.0 if link is None else moved_bytes(instruction, plan) / link
         if not instruction.segment:
             return 0.0
         isomorphism = model.segment(instruction.segment).isomorphism
@@ -106,6 +108,17 @@ def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
         return decoding + measured[instruction.operation, isomorphism, saves]
 
     return seconds
+
+
+def moved_bytes(instruction: Instruction, plan: Plan) -> int:
+    """Return the bytes that an exchange brings to this rank, or takes from it.
+
+    Of sums the owner gets those of all other ranks, one behind the other.
+    """
+    nbytes = sum(plan.layouts.size_bytes(key) for key in set(instruction.touches))
+    if instruction.operation is Operation.COLLECT and instruction.changes:
+        return nbytes * (plan.builder.ranks.count - 1)
+    return nbytes
 
 
 def _work(plan: Plan, config: Config, work: IOWork) -> Callable[[ObjectKey, Access], float]:

@@ -9,6 +9,7 @@ from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operati
 from swaptrain.program.model import SegmentSpec, ValueSpec
 from swaptrain.program.objects import Objects
 from swaptrain.program.roles import Role
+from swaptrain.program.sharing import share
 
 __all__ = ["EvaluationSpec", "evaluation", "is_evaluated", "value_prefix"]
 
@@ -46,14 +47,20 @@ def evaluation(
 ) -> list[Instruction]:
     """Return the forward of all batches of all graphs; nothing is freed yet.
 
-    `together` batches pass the slices at a time. Batches are numbered through all graphs. The last,
-    smaller one passes with those before it where its slices read the weights that theirs read.
+    `together` batches pass the slices at a time in each rank. Batches are numbered through all
+    graphs. The last, smaller one passes with those before it where its slices read the weights that
+    theirs read. A rank that has none left of a pass brings its weights all the same.
     """
     program: list[Instruction] = []
-    for members in _passes(graphs, objects, together):
+    ranks = objects.ranks
+    for every in _passes(graphs, objects, together * ranks.count):
+        first, last = ranks.rank * together, (ranks.rank + 1) * together
+        members = every[first : last if ranks.rank + 1 < ranks.count else None]
         program += [_load(graphs[number], m) for number, m in members]
-        most = max(len(graphs[number].slices) for number, _ in members)
-        for index in range(1, most + 1):
+        longest = max((graphs[number] for number, _ in every), key=lambda g: len(g.slices))
+        for index in range(1, len(longest.slices) + 1):
+            shared = share(longest.slices[index - 1], objects, graph=longest.number)
+            program += [] if shared is None else [shared]
             for number, m in members:
                 if index <= len(graphs[number].slices):
                     program.append(_evaluate(graphs[number], index, m, objects))

@@ -23,6 +23,9 @@ class Kind(StrEnum):
     """The gradient of a value after the readers down to `segment` have been summed."""
     ACCUMULATOR = "accumulator"
     """A segment's parameter gradients: float32 sums, or bfloat16 of a single micro-batch."""
+    SHARED = "shared"
+    """One array of a segment's weights that another rank owns, as it sent it: for one visit of a
+    segment, in memory only."""
     SAVED = "saved"
     """What autograd saves in a segment's forward of one micro-batch, for its backward: scratch."""
 
@@ -68,6 +71,10 @@ class Operation(StrEnum):
     """Steps the optimizer."""
     STORE = "store"
     """Writes state as it is, for a commit that was not planned."""
+    SHARE = "share"
+    """Brings all ranks the weights that a segment computes with, from those that own them."""
+    COLLECT = "collect"
+    """Brings the rank that owns a segment the sums of all ranks, and adds them in their order."""
     EVALUATE = "evaluate"
     """A forward without gradients in evaluation mode."""
 
@@ -105,6 +112,11 @@ class Instruction:
         yield from self.reads
         yield from self.changes
         yield from self.writes
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether all ranks do it together."""
+        return self.operation in (Operation.SHARE, Operation.COLLECT)
 
     @property
     def new_state(self) -> list[ObjectKey]:

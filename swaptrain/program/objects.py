@@ -8,6 +8,7 @@ from functools import cached_property
 
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec, SegmentSpec
+from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.program.roles import Role, role_of
 from swaptrain.program.state_arrays import arrays_of, parameter_tensor
 
@@ -26,6 +27,8 @@ class Objects:
     """By segment: in how many parts it is updated; 1 where it is not said."""
     undivided: Mapping[int, Collection[str]] = field(default_factory=dict)
     """By segment that is updated in parts: arrays that only updates read and that are whole."""
+    ranks: Ranks = ALONE
+    """Which of several processes reads and changes them."""
 
     def batch(self, m: int) -> tuple[ObjectKey, ...]:
         """Return what a micro-batch brings."""
@@ -36,8 +39,9 @@ class Objects:
         )
 
     def commits(self, segment: SegmentSpec) -> bool:
-        """Whether the segment has state: parameters that are trained, or buffers that change."""
-        return bool(self.state_arrays[segment.index])
+        """Whether the segment has state, and this rank owns it: parameters that are trained, or
+        buffers that change."""
+        return bool(self.state_arrays[segment.index]) and self.ranks.owns(segment.index)
 
     def learns(self, segment: SegmentSpec) -> bool:
         """Whether the segment has a backward: below it, or in it, something is trained."""
@@ -78,14 +82,20 @@ class Objects:
         return ()
 
     def weights(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
-        """Return the arrays of weights that it computes with, its own and shared ones."""
+        """Return the arrays of weights that it computes with, its own and shared ones.
+
+        Of what another rank owns, as that one sends it.
+        """
         owner = self.model.owner
         keys = {
-            ObjectKey(Kind.STATE, array, owner[name]): None
+            ObjectKey(self._kind(owner[name]), array, owner[name]): None
             for name in segment.parameters
             for array in arrays_of(self.model.parameters[name], self.compute_dtype)
         }
         return tuple(keys)
+
+    def _kind(self, owner: int) -> Kind:
+        return Kind.STATE if self.ranks.owns(owner) else Kind.SHARED
 
     def buffers(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
         """Return the arrays of buffers that its forward mutates."""

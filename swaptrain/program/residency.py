@@ -166,6 +166,8 @@ class _Cache:
         self.used_bytes: list[int] = []
         self.reads: list[set[ObjectKey]] = []
         self.evictions: dict[ObjectKey, list[int]] = {}
+        self._sent: set[ObjectKey] = set()
+        """What another rank has sent: it stays until it is freed."""
         self._committing: set[ObjectKey] = set()
         """What was made durable: it is being written until the next barrier."""
         self._written: dict[ObjectKey, int] = {}
@@ -178,7 +180,7 @@ class _Cache:
     def run(self, instruction: Instruction, position: int, durable: Iterable[ObjectKey]) -> None:
         """Bring what an instruction touches, and take note of what it changes and frees."""
         held = self._held
-        pinned = self._committing.union(instruction.touches)
+        pinned = self._committing.union(instruction.touches, self._sent)
         reads: set[ObjectKey] = set()
         barrier = self._barrier_after(position)
         for key in dict.fromkeys(instruction.touches):
@@ -196,6 +198,8 @@ class _Cache:
             if not fresh:
                 self.read_bytes += size
                 reads.add(key)
+            elif key.kind is Kind.SHARED:
+                self._sent.add(key)
         self.reads.append(reads)
         self.used_bytes.append(self._used)
         for key in instruction.changes:
@@ -212,6 +216,7 @@ class _Cache:
             self.write_bytes += size
             if key in held:
                 held[key].dirty = False
+        self._sent.difference_update(instruction.frees)
         for key in instruction.frees:
             if key in held and key.kind is not Kind.STATE:
                 self._used -= held.pop(key).size_bytes

@@ -12,6 +12,8 @@ from swaptrain.program.forwards import forwards_left
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
 from swaptrain.program.model import ModelSpec, SegmentSpec
 from swaptrain.program.objects import Objects
+from swaptrain.program.ranks import ALONE, Ranks
+from swaptrain.program.sharing import share
 
 __all__ = ["StepBuilder"]
 
@@ -25,6 +27,7 @@ class StepBuilder:
     state_arrays: Mapping[int, Sequence[str]]
     """By segment: the arrays that its update changes."""
     micro_batches: int
+    """Of this rank."""
     deferred: bool
     """Updates wait for the global norm and run in the next step's forward."""
     parts: Mapping[int, int] = field(default_factory=dict)
@@ -36,12 +39,19 @@ class StepBuilder:
     backward follows at once."""
     evaluations: tuple[EvaluationSpec, ...] = ()
     """The graphs of an evaluation, one for each batch size."""
+    ranks: Ranks = ALONE
+    """Which of several processes runs the programs."""
 
     @cached_property
     def objects(self) -> Objects:
         """What each instruction names."""
         return Objects(
-            self.model, self.compute_dtype, self.state_arrays, self.parts, self.undivided
+            self.model,
+            self.compute_dtype,
+            self.state_arrays,
+            self.parts,
+            self.undivided,
+            self.ranks,
         )
 
     def step(
@@ -58,7 +68,9 @@ class StepBuilder:
         to it only, and the backward starts with their hand-off. `present` are objects that an
         earlier process left on the disk, of those that `recoverable` names: forwards whose results
         are all there are left out. The backward passes over segments that do not learn; buffers
-        that their forward changed are committed in their place.
+        that their forward changed are committed in their place. Of several ranks each computes its
+        own micro-batches with all weights, and updates what it owns; SHARE and COLLECT come in the
+        same order in the programs of all.
         """
         last = top if top is not None else len(self.model.segments)
         passing = self.model.segments[:last]
@@ -73,24 +85,28 @@ class StepBuilder:
         for segment in passing:
             if segment.index in pending_updates:
                 program += self._update(segment)
-            program += [
+            visit = [
                 self._forward(segment, m)
                 for m in range(self.micro_batches)
                 if (segment.index, m) in forwards
             ]
+            program += [*self._share(segment), *visit] if visit else []
         for segment in reversed(passing):
-            for m in range(self.micro_batches if self.objects.learns(segment) else 0):
+            learns = self.objects.learns(segment)
+            program += self._share(segment) if learns else []
+            for m in range(self.micro_batches if learns else 0):
                 turn = segment.index == last
                 saved = segment.index in self.saves and (segment.index, m) in forwards
                 program.append(self._backward(segment, m, turn=turn, saved=saved))
+            program += self._collect(segment) if learns else []
             if self.objects.commits(segment):
                 program += [self._norms(segment)] if self.deferred else self._update(segment)
-        return _with_frees(program, keep_accumulators=self.deferred)
+        return self._with_frees(program, keep_accumulators=self.deferred)
 
     def flush(self, pending_updates: Sequence[int]) -> Program:
         """Return the program that does the updates that are still pending."""
         updates = (self._update(self.model.segment(k)) for k in sorted(pending_updates))
-        return _with_frees([*chain.from_iterable(updates)], keep_accumulators=False)
+        return self._with_frees([*chain.from_iterable(updates)], keep_accumulators=False)
 
     def store(self) -> Program:
         """Return the program that writes all state, as it is, for a commit behind any step."""
@@ -104,10 +120,11 @@ class StepBuilder:
     def evaluation(self) -> Program:
         """Return a forward of each held-out batch without gradients.
 
-        As many batches as a step has micro-batches pass the slices together.
+        As many batches as a step has micro-batches pass the slices together; each rank computes
+        its part of these.
         """
         program = evaluation(self.evaluations, self.objects, together=self.micro_batches)
-        return _with_frees(program, keep_accumulators=True)
+        return self._with_frees(program, keep_accumulators=True)
 
     def _load(self, m: int) -> Instruction:
         return Instruction(Operation.LOAD, 0, m, writes=self.objects.batch(m))
@@ -125,6 +142,19 @@ class StepBuilder:
                 *(self.objects.saved(segment, m) if segment.index in self.saves else ()),
             ),
         )
+
+    def _share(self, segment: SegmentSpec) -> list[Instruction]:
+        found = share(segment, self.objects)
+        return [] if found is None else [found]
+
+    def _collect(self, segment: SegmentSpec) -> list[Instruction]:
+        """Build what brings the sums of a segment together: its owner changes its own."""
+        sums = self.objects.sums(segment)
+        if self.ranks.count == 1 or not sums:
+            return []
+        if self.ranks.owns(segment.index):
+            return [Instruction(Operation.COLLECT, segment.index, changes=sums)]
+        return [Instruction(Operation.COLLECT, segment.index, reads=sums)]
 
     def _backward(self, segment: SegmentSpec, m: int, *, turn: bool, saved: bool) -> Instruction:
         """Build a backward; a turn runs the forward for good, so it changes buffers itself."""
@@ -169,25 +199,28 @@ class StepBuilder:
             reads=(*self.objects.sums(segment), *self.objects.buffers(segment)),
         )
 
+    def _with_frees(self, program: Sequence[Instruction], *, keep_accumulators: bool) -> Program:
+        """Mark at each object's last use that it is dead; state lives for ever.
 
-def _with_frees(program: Sequence[Instruction], *, keep_accumulators: bool) -> Program:
-    """Mark at each object's last use that it is dead; state lives for ever.
-
-    Accumulators outlive a step when the update is deferred to the next one, whose update frees
-    them.
-    """
-    done: list[Instruction] = []
-    seen: set[ObjectKey] = set()
-    for instruction in reversed(program):
-        kept = keep_accumulators and instruction.operation is not Operation.UPDATE
-        frees = tuple(
-            key
-            for key in dict.fromkeys(instruction.touches)
-            if key.kind is not Kind.STATE
-            and key not in seen
-            and not (kept and key.kind is Kind.ACCUMULATOR)
-        )
-        seen.update(instruction.touches)
-        seen.difference_update(instruction.writes)  # before it, the name meant another object
-        done.append(replace(instruction, frees=frees))
-    return tuple(reversed(done))
+        Accumulators outlive a step when the update is deferred to the next one, whose update frees
+        them; those of segments that another rank owns end when that one has them.
+        """
+        done: list[Instruction] = []
+        seen: set[ObjectKey] = set()
+        for instruction in reversed(program):
+            kept = (
+                keep_accumulators
+                and instruction.operation is not Operation.UPDATE
+                and self.ranks.owns(instruction.segment)
+            )
+            frees = tuple(
+                key
+                for key in dict.fromkeys(instruction.touches)
+                if key.kind is not Kind.STATE
+                and key not in seen
+                and not (kept and key.kind is Kind.ACCUMULATOR)
+            )
+            seen.update(instruction.touches)
+            seen.difference_update(instruction.writes)  # before it, the name meant another object
+            done.append(replace(instruction, frees=frees))
+        return tuple(reversed(done))

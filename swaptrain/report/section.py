@@ -10,7 +10,7 @@ from swaptrain.report.chart import Chart, Grid
 from swaptrain.report.lanes import Lanes
 from swaptrain.report.read import RunFiles, Sample
 
-__all__ = ["Group", "Panel", "ReportSection", "group_of"]
+__all__ = ["Panel", "ReportSection", "SectionGroup", "group_of"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Group:
+class SectionGroup:
     """What belongs to one run, or to both where `title` is empty."""
 
     title: str = ""
@@ -46,11 +46,13 @@ class ReportSection:
     """In the address of the page."""
     title: str
     text: str = ""
-    groups: Sequence[Group] = field(default=())
+    groups: Sequence[SectionGroup] = field(default=())
 
 
-def group_of(runs: Sequence[RunFiles], run: RunFiles, text: str = "", **content: Any) -> Group:
+def group_of(
+    runs: Sequence[RunFiles], run: RunFiles, text: str = "", **content: Any
+) -> SectionGroup:
     """Return what belongs to one run, under its name where there are two."""
     if len(runs) == 1:
-        return Group(text=text, **content)
-    return Group(run.label, 1 + runs.index(run), text, **content)
+        return SectionGroup(text=text, **content)
+    return SectionGroup(run.label, 1 + runs.index(run), text, **content)

@@ -11,7 +11,7 @@ from swaptrain.report.measured import floor_s, least_traffic, moved, rest_s, tot
 from swaptrain.report.one_step import instructions_chart, one_step
 from swaptrain.report.read import RunFiles
 from swaptrain.report.rows import Column
-from swaptrain.report.section import Group, ReportSection, group_of
+from swaptrain.report.section import ReportSection, SectionGroup, group_of
 from swaptrain.report.story import forecast, samples, starts
 from swaptrain.units import format_wear
 
@@ -55,7 +55,7 @@ def _learning(runs: Sequence[RunFiles]) -> ReportSection:
         charts += over_steps(runs, f"Held-out {shown}", "number", [_row(name)], from_zero=False)
     if not charts:
         return ReportSection("learning", "Learning", "No step is done yet.")
-    return ReportSection("learning", "Learning", groups=[Group(charts=charts)])
+    return ReportSection("learning", "Learning", groups=[SectionGroup(charts=charts)])
 
 
 def _held_out_names(runs: Sequence[RunFiles]) -> list[str]:
@@ -89,7 +89,7 @@ def _time(runs: Sequence[RunFiles]) -> ReportSection:
         "The floor is the least time that this disk and this processor need for what the step "
         "moved and computed (roofline_fraction). Without a measured disk there is none."
     )
-    return ReportSection("time", "Time", text, [Group(charts=charts)] if charts else [])
+    return ReportSection("time", "Time", text, [SectionGroup(charts=charts)] if charts else [])
 
 
 def _rate(run: RunFiles) -> Column:
@@ -125,7 +125,7 @@ def _disk(runs: Sequence[RunFiles]) -> ReportSection:
         "The lower bound is that of any schedule that goes through the layers once forwards and "
         "once backwards, with the same memory as a cache. " + " ".join(wear)
     )
-    return ReportSection("disk", "Disk", text, [Group(charts=charts)] if charts else [])
+    return ReportSection("disk", "Disk", text, [SectionGroup(charts=charts)] if charts else [])
 
 
 def _budget(run: RunFiles) -> Column:
@@ -139,7 +139,7 @@ def _memory(runs: Sequence[RunFiles]) -> ReportSection:
     charts = over_steps(runs, "Most memory in a step", "bytes", peak, bound=budget)
     device = [Quantity("peak", lambda run: run.rows["peak_device_bytes"])]
     charts += over_steps(runs, "Most of the device's memory in a step", "bytes", device)
-    groups = [Group(charts=charts)] if charts else []
+    groups = [SectionGroup(charts=charts)] if charts else []
     for run in runs:
         found = instructions_chart(run, wide=len(runs) == 1)
         if found is not None:

@@ -32,10 +32,12 @@ from swaptrain.planning.ram_budget import useful_bytes
 from swaptrain.planning.start_line import start_line
 from swaptrain.planning.step_cost import Price
 from swaptrain.program.instructions import Instruction
+from swaptrain.ranks.group import Group
+from swaptrain.ranks.together import Together
 from swaptrain.run.executor import Executor
 from swaptrain.run.memory_guard import BudgetGuard, OwnBytes, SpareBlocks
 from swaptrain.run.open_data import loss_weights
-from swaptrain.run.resume import find_resume_point
+from swaptrain.run.resume import ResumePoint, find_resume_point
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.step_boundary import Boundary
 from swaptrain.run.steps import Evaluation, OptimizerChange, Training
@@ -69,6 +71,8 @@ class Parts:
     """Whether nothing is trained."""
     expected: Price
     """Of a step, as forecast."""
+    group: Group | None = None
+    """All ranks of the run; None where there is one process."""
 
 
 def assemble(
@@ -99,6 +103,7 @@ def assemble(
     fingerprint = plan.captured.model.fingerprint
     commits = Commits(plan.layouts, backing, tier, committer, fingerprint=fingerprint)
     position = find_resume_point(plan.layouts, slots, backing, parts.root)
+    together = _together(plan, parts.group, position)
     metrics = MetricsFile(paths.metrics)
     files.callback(metrics.close)
     metrics.reserve(max(0, config.train.last_step - position.decision.done))
@@ -131,7 +136,12 @@ def assemble(
         note(f"writing what the next steps do when to {paths.trace} (run.trace)")
         trace = TraceFile(paths.trace, config.run.trace, note)
         files.callback(trace.close)
-    boundary = Boundary(stop, ExportDoor(config.run.dir, note), step)
+    boundary = Boundary(
+        stop,
+        ExportDoor(config.run.dir, note) if together is None else None,
+        step,
+        largest=None if together is None else together.group.largest,
+    )
     memory = None
     if config.run.memory and not parts.evaluates:
         note(f"writing what holds memory in each step to {paths.memory} (run.memory)")
@@ -146,6 +156,7 @@ def assemble(
         _guard(config, plan, pool),
         values=values,
         lag=plan.lag,
+        together=together,
         begin=watch.begin,
         tick=watch.tick,
         observe=observe,
@@ -166,7 +177,7 @@ def assemble(
         metrics=metrics,
         reports=reports,
         position=position,
-        trees=_trees(config, plan, parts, commits),
+        trees=_trees(config, plan, parts, commits, together),
         boundary=boundary,
         values=values,
         note=note,
@@ -174,7 +185,17 @@ def assemble(
         floor_s=parts.floor_s,
         change=parts.change,
         snapshots=_snapshots(config, plan, parts),
+        together=together,
     )
+
+
+def _together(plan: Plan, group: Group | None, position: ResumePoint) -> Together | None:
+    """Return the other ranks, with all that any of them knows of the step that is done."""
+    if group is None:
+        return None
+    together = Together(group, list(plan.captured.model.parameters))
+    together.merge_norms(position.finished)
+    return together
 
 
 def _memory(
@@ -225,11 +246,14 @@ def _memory_record(
     )
 
 
-def _trees(config: Config, plan: Plan, parts: Parts, commits: Commits) -> Trees | None:
+def _trees(
+    config: Config, plan: Plan, parts: Parts, commits: Commits, together: Together | None
+) -> Trees | None:
     """Return what commits the store as a whole; None where each segment is committed by itself."""
     if not config.store.commit.is_whole or parts.evaluates:
         return None
     keep = config.store.keep
+    options = {} if together is None else {"together": together.commit.switch}
     return Trees(
         plan.layouts,
         parts.slots,
@@ -238,6 +262,7 @@ def _trees(config: Config, plan: Plan, parts: Parts, commits: Commits) -> Trees 
         parts.root,
         last_step=config.train.last_step,
         keep_every=keep.every if keep is not None else None,
+        **options,
     )
 
 

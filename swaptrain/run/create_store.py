@@ -68,15 +68,16 @@ def root_record(
     config: Config, plan: Plan, built: BuiltModel, *, threads: int, device: torch.device
 ) -> RootRecord:
     """Return what holds for the life of a store that is created now."""
-    model = plan.captured.model
+    model, ranks = plan.captured.model, plan.builder.ranks
     return RootRecord(
+        **({"rank": ranks.rank, "ranks": ranks.count} if ranks.count > 1 else {}),
         fingerprint=model.fingerprint,
         segments=tuple(
             RootRow(
                 segment=segment.index,
                 unit=segment.unit,
                 isomorphism=segment.isomorphism,
-                parameters=tuple(segment.owns),
+                parameters=tuple(segment.owns) if ranks.owns(segment.index) else (),
                 state=segment.index in plan.layouts.state,
                 frozen=segment.index in plan.layouts.frozen,
             )
@@ -115,7 +116,7 @@ def _record_bytes(plan: Plan, k: int, handoff: list[ObjectKey]) -> int:
         plan.layouts,
         k,
         plan.captured.model.fingerprint,
-        micro_batches=plan.builder.micro_batches,
+        micro_batches=plan.builder.micro_batches * plan.builder.ranks.count,
         handoff=handoff,
     )
 

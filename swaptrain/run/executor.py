@@ -24,6 +24,8 @@ from swaptrain.memory.tier import Tier
 from swaptrain.program.durability import CommitUnit, Durability, Made
 from swaptrain.program.instructions import Instruction, Operation, Program
 from swaptrain.program.overlap import side_by_side
+from swaptrain.ranks.ahead import Exchanges, Moving
+from swaptrain.ranks.together import Together
 from swaptrain.run.memory_guard import BudgetGuard
 from swaptrain.spans import span, spanned
 
@@ -53,6 +55,12 @@ class StepState:
     items: Callable[[int], str] = str
     """From a micro-batch's number to the items that it holds, in words."""
     clip_norm: float | None = None
+    first: int = 0
+    """The number of this rank's first micro-batch among those of the step."""
+    micro_batches: int = 0
+    """Of all ranks together; 0 where there is one."""
+    merged: bool = False
+    """Whether the losses of all ranks are in the ledger."""
     unit: CommitUnit = "segment"
     """Segments with store.commit.every 1; with a larger one the store, in a step that commits."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -96,6 +104,7 @@ class Executor:
         *,
         values: Activations | None = None,
         lag: int = 1,
+        together: Together | None = None,
         begin: Callable[[Instruction], None] = lambda _: None,
         tick: Callable[[Instruction], None],
         observe: Callable[[int, Instruction], None] = lambda *_: None,
@@ -104,7 +113,7 @@ class Executor:
     ) -> None:
         """Take what instructions act on; `values` keeps what forwards make, for a resume.
 
-        A kill repeats the backward of `lag` segments at most.
+        A kill repeats the backward of `lag` segments at most. `together` are the other ranks.
         `observe` hears of each instruction behind it, and of the step that it belongs to;
         `computed` of each one and its slabs, before anything that it made is written, and `weigh`
         too, which looks at what memory holds.
@@ -112,7 +121,10 @@ class Executor:
         self._begin, self._observe, self._computed, self._weigh = begin, observe, computed, weigh
         self._tier, self._operations, self._commits = tier, operations, commits
         self._guard, self._tick = guard, tick
-        self._values, self._lag = values, lag
+        self._values, self._lag, self._together = values, lag, together
+        self._exchanges = None if together is None else Exchanges(together.exchange, tier)
+        self._sending: Moving | None = None
+        """Sums on their way to their owner, which stay here until then."""
 
     def run(
         self,
@@ -135,14 +147,25 @@ class Executor:
             lag=self._lag,
         )
         self._tier.follow(program, following, durability)
+        if self._exchanges is not None:
+            self._exchanges.follow(program)
         under_way: deque[_Begun] = deque()
         try:
             for position, instruction in enumerate(program):
                 self._begin(instruction)
+                if instruction.is_exchange:
+                    while under_way:
+                        self._end(under_way.popleft(), state, durability)
+                    self._exchange(position, instruction, state, durability)
+                    if not quiet:
+                        self._tick(instruction)
+                    continue
                 slabs = self._tier.acquire(instruction, position)
                 if self._guard.make_way(instruction):
                     self._tier.give_way(position)
                 self._tier.prefetch(position)
+                if self._exchanges is not None:
+                    self._exchanges.begin_ahead(position)
                 self._operations.ahead.expect(
                     islice(program, position + 1, None),
                     self._tier.ready,
@@ -156,6 +179,7 @@ class Executor:
                     last = done.position == len(program) - 1
                     if not (quiet or done.instruction.goes_on or last):
                         self._tick(done.instruction)
+            self._end_sending(state, durability)
         except StoppedBySignal:
             for done in under_way:
                 self._end(done, state, durability)
@@ -182,8 +206,8 @@ class Executor:
                 state.ledger.norms.update(norms)
         elif done.made is not None:
             loss, *beside = done.made.reshape(-1).tolist()
-            state.ledger.losses[instruction.micro_batch] = loss
-            state.beside[instruction.micro_batch] = beside
+            m = state.first + instruction.micro_batch
+            state.ledger.losses[m], state.beside[m] = loss, beside
         self._guard.check()
         # What this instruction did counts from here on, and a kill behind it must not find more
         # than one segment's work undone: so first what the visit before left has to be written.
@@ -252,6 +276,47 @@ class Executor:
                     state.updated.add(instruction.segment)
                 return norms
         return None
+
+    def _exchange(
+        self, position: int, instruction: Instruction, state: StepState, durability: Durability
+    ) -> None:
+        """Bring weights to all ranks, or sums to the one that owns their segment."""
+        assert self._together is not None, "there are other ranks"
+        assert self._exchanges is not None, "there are other ranks"
+        collects = instruction.operation is Operation.COLLECT
+        if collects and not state.merged:
+            # All turns are behind it: a loss that is not finite ends all ranks with the same words.
+            self._together.merge_numbers(state.ledger, state.beside, state.micro_batches)
+            state.merged = True
+            self._check_loss(state)
+        if collects:
+            self._end_sending(state, durability)
+        begun = time.perf_counter()
+        with span(instruction.operation, instruction):
+            moving = self._exchanges.begin(position)
+            stays = collects and self._exchanges.may_stay(moving)
+            if not stays:
+                moving.end()
+        self._together.exchange.wait_s += time.perf_counter() - begun
+        if stays:
+            self._sending = moving
+        else:
+            self._end_exchange(moving, state, durability)
+
+    def _end_sending(self, state: StepState, durability: Durability) -> None:
+        if self._sending is not None:
+            moving, self._sending = self._sending, None
+            begun = time.perf_counter()
+            moving.end()
+            assert self._together is not None, "there are other ranks"
+            self._together.exchange.wait_s += time.perf_counter() - begun
+            self._end_exchange(moving, state, durability)
+
+    def _end_exchange(self, moving: Moving, state: StepState, durability: Durability) -> None:
+        self._operations.forget(moving.instruction)
+        mark = self._operations.device.mark()
+        done = _Begun(moving.position, moving.instruction, moving.slabs, None, 0.0, mark)
+        self._end(done, state, durability)
 
     def _update(
         self, instruction: Instruction, slabs: Slabs, state: StepState

@@ -93,7 +93,7 @@ class OwnBytes:
 
     def __call__(self, instruction: Instruction) -> int:
         """Return the bytes the first time that an instruction of its kind is asked for."""
-        if not instruction.segment:
+        if not instruction.segment or instruction.is_exchange:
             return 0
         return self._left.pop(kind_of(self._captured, instruction), 0)
 

@@ -22,6 +22,10 @@ from swaptrain.planning.roofline import disk_machine, step_floor
 from swaptrain.planning.tier_overhead import with_load_cost
 from swaptrain.planning.update_rules import update_rules
 from swaptrain.program.instructions import Instruction
+from swaptrain.ranks.agreement import agree
+from swaptrain.ranks.commit import JointCommit
+from swaptrain.ranks.exchange import Exchange
+from swaptrain.ranks.group import Group
 from swaptrain.run.assemble import Parts, assemble
 from swaptrain.run.go_back import go_back, verify_snapshot
 from swaptrain.run.idle_rates import check_rates
@@ -36,6 +40,7 @@ from swaptrain.store.format.origin import record_origin
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.snapshots import Snapshot
+from swaptrain.units import format_size
 
 __all__ = ["Start", "open_run"]
 
@@ -53,6 +58,8 @@ class Start:
     """The optimizer that an existing run has been trained with."""
     back_to: Snapshot | None
     """The snapshot that the run goes back to first."""
+    group: Group | None = None
+    """All ranks of the run; None where there is one process."""
     evaluates: bool = False
     """Whether a step is only looked at: then nothing is reserved that training needs."""
 
@@ -77,7 +84,7 @@ def open_run(
         run_dir,
         plan.layouts,
         io,
-        micro_batches=config.data.micro_batches,
+        micro_batches=plan.builder.micro_batches,
         deferred=plan.builder.deferred,
         verify=config.store.verify,
     )
@@ -94,6 +101,11 @@ def open_run(
         verify_snapshot(start.back_to, root, io, stop)
     data = open_batches(config, prepared, fresh=start.fresh, note=note)
     held.callback(data.close)
+    if start.group is not None:
+        agree(start.group, "data", {"the digest of the data": data.digest, "items": len(data)})
+        link = Exchange(start.group).speed()
+        note(f"a rank gets {format_size(int(link))} a second of another one")
+        plan = replace(plan, link_bytes_per_s=link)
     if config.train.epochs is not None:
         start, config = _with_steps(start, len(data), note)
     evaluation = open_evaluation(config, prepared, data, note)
@@ -111,8 +123,17 @@ def open_run(
         assert root is not None, "a step is one of a run that exists"
         slots = look_at_store(config, prepared, backing)
     else:
+        first = None if start.group is None else JointCommit(start.group).switch
         slots, root = open_store(
-            config, prepared, root, backing, io, note=note, count=progress.count, stop=stop
+            config,
+            prepared,
+            root,
+            backing,
+            io,
+            note=note,
+            count=progress.count,
+            stop=stop,
+            together=first,
         )
     if not start.evaluates:
         prepared.planner.keep_measures(chosen.plan)
@@ -127,6 +148,7 @@ def open_run(
         evaluates=start.evaluates,
         floor_s=step_floor(chosen.plan, machine),
         expected=chosen.price,
+        group=start.group,
     )
     return assemble(config, prepared, parts, held, progress, stop, observe)
 

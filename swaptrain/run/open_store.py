@@ -33,11 +33,13 @@ def open_store(
     note: Callable[[str], None],
     count: Callable[[int, int, str], None],
     stop: StopRequest,
+    together: Callable[[int, Callable[[], None]], None] | None = None,
 ) -> tuple[Slots, RootRecord]:
     """Reserve the space of the whole run, and write version 0 if `root` is None: the run begins.
 
-    `count` hears how many segments are written. Returns the slots and the root's record. Raises
-    RunError (disk full), StoppedBySignal.
+    `count` hears how many segments are written. `together` calls the first switch when all ranks of
+    the run have version 0. Returns the slots and the root's record. Raises RunError (disk full),
+    StoppedBySignal.
     """
     plan, run_dir, keep = prepared.plan, config.run.dir, config.store.keep
     trees = config.store.commit.is_whole
@@ -54,7 +56,7 @@ def open_store(
         source = f" of {origin['directory']}" if origin is not None else ""
         parameters = plan.captured.model.parameter_count
         note(f"writing {parameters:,} initial weights{source} to {run_dir}")
-        root = _create(config, prepared, creation, slots, count, stop)
+        root = _create(config, prepared, creation, slots, count, stop, together)
     else:
         creation.open()
     prepared.built.initial.forget()
@@ -81,6 +83,7 @@ def _create(
     slots: Slots,
     count: Callable[[int, int, str], None],
     stop: StopRequest,
+    together: Callable[[int, Callable[[], None]], None] | None,
 ) -> RootRecord:
     plan, trees = prepared.plan, config.store.commit.is_whole
     segments = len(plan.captured.model.segments)
@@ -101,7 +104,10 @@ def _create(
     )
     if trees:
         create_root(config.run.dir, root, tree=TREES[0])
-        slots.switch_tree()
+        if together is None:
+            slots.switch_tree()
+        else:
+            together(0, slots.switch_tree)
     else:
         create_root(config.run.dir, root)
     return root

@@ -55,6 +55,9 @@ class StopRequest:
     def __init__(self) -> None:
         self.outlook: Callable[[], Outlook | None] = lambda: None
         """Says, on another thread, what a stop in this moment would mean."""
+        self.waits_for_ranks = False
+        """Whether a stop waits until all ranks of the run have agreed on it."""
+        self._agreed = False
         self._doing: str | None = None
         self._requested: int | None = None
         self._hold = False
@@ -73,6 +76,15 @@ class StopRequest:
         """What is in progress."""
         return self._doing or "the start"
 
+    @property
+    def number(self) -> int:
+        """The signal that has come; 0 where none has."""
+        return self._requested or 0
+
+    def agree(self, number: int) -> None:
+        """Take the stop that the ranks of the run have agreed on, since one of them was asked."""
+        self._requested, self._hold, self._agreed = number, False, True
+
     def ask(self) -> None:
         """Ask for a stop as a first SIGINT does, without a word: the caller knows why."""
         self._requested = signal.SIGINT
@@ -87,6 +99,8 @@ class StopRequest:
 
     def check_after(self, what: str) -> None:
         """Raise StoppedBySignal, saying after what, if a signal came and is not held."""
+        if self.waits_for_ranks and not self._agreed:
+            return
         if self._requested is not None and not self._hold:
             raise _stopped(self._requested, f"stopped after {what}; run the same command to go on")
 

@@ -22,8 +22,21 @@ class Boundary:
     one. Then it can be committed, whatever store.commit.every is.
     """
 
-    def __init__(self, stop: StopRequest, exports: ExportDoor, step: int) -> None:
-        """Take who may want something; `step` is the first one that is done."""
+    def __init__(
+        self,
+        stop: StopRequest,
+        exports: ExportDoor | None,
+        step: int,
+        *,
+        largest: Callable[[float], float] | None = None,
+    ) -> None:
+        """Take who may want something; `step` is the first one that is done.
+
+        `largest` gives the largest of the numbers that the ranks of the run give, where there are
+        several: then they stop together, behind a step.
+        """
+        self._largest = largest
+        stop.waits_for_ranks = largest is not None
         self._stop, self._exports = stop, exports
         self.committed: Callable[[], int] | None = None
         """With store.commit.every > 1: the step that the disk has."""
@@ -39,7 +52,14 @@ class Boundary:
     @property
     def is_wanted(self) -> bool:
         """Whether anybody waits for a commit behind this step."""
+        if self._exports is None:
+            return self._stop.is_requested
         return self._stop.is_requested or self._exports.is_wanted()
+
+    def agree(self) -> None:
+        """Let all ranks stop here where one of them was asked to."""
+        if self._largest is not None and (number := int(self._largest(self._stop.number))):
+            self._stop.agree(number)
 
     def begin(self, step: int) -> None:
         """Take note that a step begins."""
@@ -57,9 +77,12 @@ class Boundary:
         """Let an export read `step`, which is committed as a whole; raise StoppedBySignal."""
         what = f"step {step}, which is committed"
         self._stop.check_after(what)
-        self._exports.let_in(step, lambda: self._stop.check_after(what))
+        if self._exports is not None:
+            self._exports.let_in(step, lambda: self._stop.check_after(what))
 
     def _outlook(self) -> Outlook | None:
+        if self._largest is not None:
+            return Outlook(f"after step {self.step}, with all ranks")
         if self.committed is None:
             if self.updates_left():
                 return Outlook(f"after {self._stop.what} and the updates of step {self.step - 1}")

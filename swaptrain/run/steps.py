@@ -32,6 +32,7 @@ from swaptrain.planning.planner import Plan
 from swaptrain.program.durability import CommitUnit
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
+from swaptrain.ranks.together import Together
 from swaptrain.run.executor import Executor, StepState, global_norm
 from swaptrain.run.resume import ResumePoint, going_on
 from swaptrain.run.step_boundary import Boundary
@@ -96,6 +97,8 @@ class Training:
     """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
     change: OptimizerChange | None = None
     snapshots: Snapshots | None = None
+    together: Together | None = None
+    """The other ranks of the run."""
     sample: Callable[[int, int], None] | None = None
     """Writes what the model says behind an evaluated step, in so many bytes of memory."""
     step: int = field(init=False)
@@ -187,9 +190,10 @@ class Training:
         self.config, self.plan.operations.rules = after, rules
 
     def _step(self, step: int, top: int | None) -> None:
-        builder = self.plan.builder
         begun = time.perf_counter()
         counters, read_s = self._counters(), self.weights.read_s
+        exchange = None if self.together is None else self.together.exchange
+        before = (0, 0.0) if exchange is None else (exchange.moved_bytes, exchange.wait_s)
         with span(f"step {step}"):
             state = self._carry_out(step, top)
         norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
@@ -203,7 +207,7 @@ class Training:
             loss=step_loss(losses, state.weights),
             lr=self._lr(step),
             grad_norm=float(norm),
-            tokens=self.data.tokens_per_micro_batch * builder.micro_batches,
+            tokens=self.data.tokens_per_micro_batch * self.data.micro_batches,
             step_s=step_s,
             epoch=self._epoch(step),
             ended_at=time_stamp(),
@@ -219,6 +223,8 @@ class Training:
             roofline_fraction=self._roofline(moved, state, step_s),
             held_out=self._evaluate(step),
             held_out_before=self._before if step == 1 else None,
+            exchange_bytes=None if exchange is None else exchange.moved_bytes - before[0],
+            exchange_wait_s=None if exchange is None else exchange.wait_s - before[1],
             resumed=top is not None,
             loss_scale=None if state.ledger.scale is None else state.ledger.scale.scale,
             skipped=state.ledger.overflowed,
@@ -241,6 +247,8 @@ class Training:
         if top is not None:
             state.ledger = self._ledger
         self.executor.run(program, state, self._following(step))
+        if self.together is not None:
+            self.together.merge_norms(state.ledger)
         self._ledger, self._scale = state.ledger, state.ledger.next_scale()
         if self.plan.builder.deferred:
             self._pending = self.plan.pending
@@ -298,12 +306,14 @@ class Training:
 
     def _state(self, step: int) -> StepState:
         """Return what a step's instructions mean; a deferred update is of the step before."""
-        update_step = step - 1 if self.plan.builder.deferred else step
+        builder = self.plan.builder
+        update_step = step - 1 if builder.deferred else step
+        first = builder.ranks.first(self.data.micro_batches)
         clip = self.config.optimizer.clip_norm
         pending = bool(self._pending)
         return StepState(
             step=step,
-            load=lambda m: self.weights.batch(step, m),
+            load=lambda m: self.weights.batch(step, first + m),
             items=lambda m: self.weights.items(step, m),
             update_step=update_step,
             rate=self._rate(update_step) if update_step else _no_rate,
@@ -312,6 +322,8 @@ class Training:
             else None,
             clip_norm=clip,
             update_ledger=self._ledger if pending else None,
+            first=first,
+            micro_batches=self.data.micro_batches if self.together is not None else 0,
             unit=self._unit(step, commits=not self.plan.builder.deferred),
         )
 
@@ -332,6 +344,7 @@ class Training:
 
     def _between(self, step: int) -> None:
         """Make the store whole behind `step` if somebody wants that: an export, or a stop."""
+        self.boundary.agree()
         if self.boundary.is_wanted:
             self._make_whole(step)
             self.boundary.serve(step)
@@ -390,21 +403,24 @@ class Training:
                 "somebody has removed; nothing else depends on them"
             )
         losses = self.position.finished.in_order()
-        if done and (self.metrics.last_step() or 0) < done and losses:
+        missing = bool(done and (self.metrics.last_step() or 0) < done and losses)
+        # All ranks evaluate together, also those that have the line.
+        if missing if self.together is None else self.together.any(missing):
             norm = global_norm(self.position.finished, list(self.plan.captured.model.parameters))
             row = StepMetrics(
                 step=done,
                 loss=step_loss(losses, self.weights.of_step(done)),
                 lr=self._lr(done),
                 grad_norm=float(norm),
-                tokens=self.data.tokens_per_micro_batch * self.plan.builder.micro_batches,
+                tokens=self.data.tokens_per_micro_batch * self.data.micro_batches,
                 step_s=0.0,
                 epoch=self._epoch(done),
                 ended_at=time_stamp(),
                 held_out=self._evaluate(done),
                 resumed=True,
             )
-            self.metrics.append(row)
+            if missing:
+                self.metrics.append(row)
 
     def _epoch(self, step: int) -> float:
         items = step * self.data.micro_batch * self.data.micro_batches
@@ -441,6 +457,9 @@ class Training:
             batch_weights=weights.by_batch(),
         )
         self.executor.run(program, state, self._following(step))
+        if self.together is not None:
+            count = sum(graph.batches for graph in self.plan.builder.evaluations)
+            self.together.merge_numbers(state.ledger, state.beside, count)
         beside = [state.beside[m] for m in sorted(state.beside)]
         return weights.result(state.ledger.in_order(), beside)
 

@@ -16,7 +16,7 @@ from swaptrain.run.step_boundary import Boundary
 
 __all__ = ["Watch"]
 
-_PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
+_PHASES: dict[str, Literal["forward", "backward", "update", "eval", "exchange"]] = {
     "load": "forward",
     "forward": "forward",
     "turn": "backward",
@@ -24,6 +24,8 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval"]] = {
     "norms": "update",
     "update": "update",
     "store": "update",
+    "share": "exchange",
+    "collect": "exchange",
     "evaluate": "eval",
 }
 

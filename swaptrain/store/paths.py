@@ -35,6 +35,11 @@
         values/NAME, evaluated/NAME, gradients/NAME, saved/NNN, accumulators/NNN, buffers/NNN
         kept/NNN              record.json of a finished gradient, and the buffers of its step
         journal               which rows of values/ and buffers/ can be believed
+      rank-NNN/               run directory of a rank, where several train together; then RUN has
+                              nothing else
+      joined/                 run directory of links, of what all ranks have
+      reshard.tmp             ranks that are laid out anew; reshard.ready, once they are whole, and
+                              reshard.moving, once those of before are in reshard.old
       evaluation/             a run directory of links, of the step that `eval` looks at
       snapshots/STEP/         earlier step: zarr.json, its record, and links NNN to slots
 
@@ -49,7 +54,8 @@ from pathlib import Path
 from typing import Literal
 
 __all__ = ["ASIDE", "LINKS", "NEXT", "POOL_LINK", "SPEED_PROBE", "SPEED_RECORD", "TREES"]
-__all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "snapshot_name"]
+__all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "rank_dir", "rank_dirs"]
+__all__ += ["snapshot_name"]
 
 ZARR_JSON = "zarr.json"
 """Metadata of a zarr group or array; of the root, a slot and a snapshot it is the record."""
@@ -76,6 +82,8 @@ SpillFolder = Literal[
 
 _SLOT = r"[0-9a-f]{8}-[0-9]{3,9}"
 """Name of a slot: the digest of its shape class, and a number."""
+
+_RANK = "rank-"
 
 _LOOKED_AT = r"(evaluation/)?"
 
@@ -297,6 +305,36 @@ class RunPaths:
         return self.run_dir / "evaluation"
 
     @property
+    def joined(self) -> Path:
+        """Run directory of links, of what all ranks have together; there while that lasts."""
+        return self.run_dir / "joined"
+
+    @property
+    def resharded(self) -> Path:
+        """Directory of ranks, or of one run, that are being laid out anew."""
+        return self.run_dir / "reshard.tmp"
+
+    @property
+    def reshard_ready(self) -> Path:
+        """What `resharded` is called once it is whole: from then on it is the run."""
+        return self.run_dir / "reshard.ready"
+
+    @property
+    def reshard_moving(self) -> Path:
+        """What that is called once the ranks of before are in `reshard_old`."""
+        return self.run_dir / "reshard.moving"
+
+    @property
+    def reshard_old(self) -> Path:
+        """Directory of the ranks of before."""
+        return self.run_dir / "reshard.old"
+
+    @property
+    def is_being_resharded(self) -> bool:
+        """Whether a reshard was cut short that has to be completed."""
+        return self.reshard_ready.exists() or self.reshard_moving.exists()
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """Directories that go when the run is started over: all but that of the data."""
         state = self.spill, self.slots, self.snapshots, self.static, self.trees, self.store
@@ -321,6 +359,16 @@ class RunPaths:
             *(self.lock, self.run_id, self.export_request),
             *(self.run_dir / SPEED_PROBE, self.run_dir / SPEED_RECORD),
         )
+
+
+def rank_dir(run_dir: Path, rank: int) -> Path:
+    """Return the directory of a rank, which is a run directory of its own."""
+    return run_dir / f"{_RANK}{rank:03d}"
+
+
+def rank_dirs(run_dir: Path) -> list[Path]:
+    """Return the directories of ranks that a run directory has, in their order."""
+    return sorted(path for path in run_dir.glob(f"{_RANK}[0-9][0-9][0-9]") if path.is_dir())
 
 
 def link_text(link: Path, target: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ _MOST_ROWS = 48
 _UNIT_COLUMNS = 36
 
 
-def inspect_run(path: Path, *, console: Console | None = None) -> None:
+def inspect_run(path: Path, *, named: Path | None = None, console: Console | None = None) -> None:
     """Show a run's config, progress, segments and last metrics; works on a running run too.
+
+    Of several ranks `named` is the run, and `path` what all of them have together.
 
     Raises ConfigError for what is no run, DamagedStoreError for a record that does not verify.
     """
     report = read_run(path)
+    if named is not None and named != path:
+        report = replace(report, path=named)
     console = console or Console()
     if not console.is_terminal:
         console.width = 110

@@ -13,10 +13,13 @@ from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
 from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import import_reporters, open_reports
+from swaptrain.planning.beside import NOBODY
 from swaptrain.planning.check_capture.check import check_capture
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ram_budget import check_memory
 from swaptrain.program.instructions import Instruction
+from swaptrain.ranks.launch import launched
+from swaptrain.ranks.limits import check_alone
 from swaptrain.run.finish import finish, finished_step, finished_text
 from swaptrain.run.go_back import find_snapshot
 from swaptrain.run.idle_rates import check_rates, steps_done
@@ -27,6 +30,7 @@ from swaptrain.run.signals import StopRequest
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.verbs.listener import Listener
+from swaptrain.verbs.member import Member
 from swaptrain.verbs.samples import Samples
 
 __all__ = ["train"]
@@ -41,6 +45,7 @@ def train(
     observe: Callable[[int, Instruction], None] = lambda *_: None,
     listener: Listener | None = None,
     progress: Progress | None = None,
+    member: Member | None = None,
 ) -> None:
     """Train as `config` says, from the beginning or from where its run directory stopped.
 
@@ -51,7 +56,8 @@ def train(
     waits for the global norm, the step of its gradients) and the instruction, when what earlier
     segments left to write is on the disk: with store.commit.every 1 a killed run does nothing again
     of what was observed but instructions of one segment. `listener` hears of steps, and `progress`
-    shows them; null: on the standard output.
+    shows them; null: on the standard output. `member` is this process where torchrun has started
+    several, which then train together; `config` is the same in all of them.
 
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.
@@ -66,6 +72,7 @@ def train(
             listener=listener,
             progress=progress
             or Progress(host_budget_bytes=config.memory.host, log_every=config.run.log_every),
+            member=member,
         )
     except (DamagedStoreError, NotFiniteError) as error:
         steps = [s.step for s in list_snapshots(config.run.dir) if s.step != from_step]
@@ -86,7 +93,17 @@ def _train(
     observe: Callable[[int, Instruction], None],
     listener: Listener | None,
     progress: Progress,
+    member: Member | None,
 ) -> None:
+    if member is None and launched() is not None:
+        raise ConfigError(
+            "torchrun has started several processes, and from Python there is one yet: start them "
+            "by torchrun ... -m swaptrain --config FILE, or unset WORLD_SIZE"
+        )
+    if member is None:
+        check_alone(config.run.dir)
+    else:
+        config = member.config
     directory = RunDirectory(config, fresh=fresh, accept_change=accept_change)
     config = directory.config
     import_reporters(config.train.report_to)
@@ -100,7 +117,9 @@ def _train(
         held.enter_context(directory.locked(progress.note))
         with directory.withdrawn_on(BaseException):
             root = directory.open(progress.note)
-            start = _prepared(directory, root, from_step, progress)
+            if member is not None:
+                root = member.recovered(directory.path, root)
+            start = _prepared(directory, root, from_step, progress, member)
             if start is None:
                 return
             samples = _samples(start, progress.note)
@@ -117,38 +136,50 @@ def _train(
         finish(training, stop)
         if listener is not None:
             listener.finished(training.step - 1)
-        progress.finish(finished_text(directory.path, training.step - 1, training.config))
+        named = directory.path if member is None else directory.path.parent
+        progress.finish(finished_text(named, training.step - 1, training.config))
 
 
 def _prepared(
-    directory: RunDirectory, root: RootRecord | None, from_step: int | None, progress: Progress
+    directory: RunDirectory,
+    root: RootRecord | None,
+    from_step: int | None,
+    progress: Progress,
+    member: Member | None,
 ) -> Start | None:
     """Capture and plan the model; None where all steps are done."""
     config, run_dir, note = directory.config, directory.path, progress.note
     back_to = None if from_step is None else find_snapshot(run_dir, root, from_step)
     if back_to is None and root is not None:
         step = finished_step(run_dir, root, config)
+        if member is not None and not member.all(step is not None):
+            step = None  # what only training needs is made again, and deleted once more
         if step is not None:
             if config.run.trace:
                 note("no step is left that run.trace could write of")
             reports = open_reports(config, note)  # what a kill at the end of the run left
             reports.start(step)
             reports.close()
-            progress.finish(finished_text(run_dir, step, config))
+            named = run_dir if member is None else run_dir.parent
+            progress.finish(finished_text(named, step, config))
             return None
     done = steps_done(run_dir, root) if from_step is None else from_step
     if idle := check_rates(config, done):
         note(idle)
-    prepared = Prepared(config, root, note)
+    beside = NOBODY if member is None else member.beside
+    prepared = Prepared(config, root, note, beside=beside)
     config = prepared.config
     if root is not None:
         _check_choices(run_dir, root, prepared, progress)
-    check_memory(config.memory.host, prepared.plan, note)
-    if root is None:
+    check_memory(config.memory.host, prepared.plan, note, processes=beside.local_count)
+    if root is None and not beside.ranks.rank:
         check_capture(config, prepared, note)
+    if member is not None:
+        member.agree_on_model(prepared)
     recorded = directory.recorded
     before = recorded.resolved().optimizer if recorded is not None else None
-    return Start(config, prepared, root, directory.fresh, before, back_to)
+    group = None if member is None else member.group
+    return Start(config, prepared, root, directory.fresh, before, back_to, group)
 
 
 def _samples(start: Start, note: Callable[[str], None]) -> Samples | None:

@@ -86,9 +86,10 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def reference(config: Config) -> ReferenceResult:
-    """Train the same model on the same batches in plain PyTorch."""
-    return plain_run(config, config.run.dir.with_name(config.run.dir.name + "-reference"))
+def reference(config: Config, *, ranks: int = 1) -> ReferenceResult:
+    """Train the same model on the same batches in plain PyTorch, as so many ranks add them."""
+    directory = config.run.dir.with_name(config.run.dir.name + "-reference")
+    return plain_run(config, directory, ranks=ranks)
 
 
 def assert_same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:

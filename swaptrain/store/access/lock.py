@@ -112,10 +112,15 @@ class RunLock:
         for path in self._made:
             if not path.is_dir():
                 path.unlink(missing_ok=True)
-            elif any(path.iterdir()):
-                break
-            else:
+                continue
+            try:
                 path.rmdir()
+            except FileNotFoundError:
+                continue  # another rank of the run, that withdraws too
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                break
 
     def _hold_directory(self, run_dir: Path) -> None:
         """Lock the directory too: somebody may delete the file while its holder goes on."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec
+from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.program.roles import Role, role_of
 from swaptrain.program.state_arrays import (
     StateShapes,
@@ -52,8 +53,12 @@ class Layouts:
         chunk_bytes: int,
         micro_batches: int,
         evaluations: Sequence[EvaluationSpec] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Lay out what the arguments say; `elementwise` says whose update can be done in parts."""
+        """Lay out what the arguments say; `elementwise` says whose update can be done in parts.
+
+        `micro_batches` are those of a step, of all ranks together.
+        """
         self.model, self.compute_dtype = model, compute_dtype
         self._evaluations = evaluations
         self.chunk_bytes = chunk_bytes
@@ -65,18 +70,27 @@ class Layouts:
         """By such a segment: the chunks of a part; the last one may have fewer."""
         self._of_parts: dict[ObjectKey, ArrayLayout] = {}
         self.state: dict[int, SegmentLayout] = {}
+        """By segment, of those that this rank owns; so is `frozen`."""
         self.frozen: dict[int, SegmentLayout] = {}
+        self._elsewhere: dict[int, list[SegmentLayout]] = {}
+        """By segment that another rank owns: its state, and what is frozen of it."""
+        self.state_arrays: dict[int, Sequence[str]] = {}
+        """By segment, whoever owns it: the names of the arrays that its update changes."""
         self.accumulators: dict[int, ArrayLayout] = {}
         self.saved: dict[int, ArrayLayout] = {}
         """By segment: what autograd saves in a forward, where that was measured."""
         for segment in model.segments:
             k = segment.index
             state = segment_arrays(model, segment, compute_dtype, state_shapes)
-            if state:
-                self.state[k] = self._state(k, state, elementwise)
             frozen = frozen_arrays(model, segment, compute_dtype)
-            if frozen:
-                self.frozen[k] = self._segment(frozen)
+            self.state_arrays[k] = sorted(state)
+            if not ranks.owns(k):
+                self._elsewhere[k] = [self._segment(arrays) for arrays in (state, frozen)]
+            else:
+                if state:
+                    self.state[k] = self._state(k, state, elementwise)
+                if frozen:
+                    self.frozen[k] = self._segment(frozen)
             gradients = accumulator_tensors(model, segment, micro_batches)
             if gradients:
                 self.accumulators[k] = self._array("gradient", gradients)
@@ -138,18 +152,8 @@ class Layouts:
 
     @property
     def updated(self) -> list[int]:
-        """The segments whose state an update changes."""
-        return [k for k, arrays in self.state_arrays.items() if arrays]
-
-    @cached_property
-    def state_arrays(self) -> dict[int, Sequence[str]]:
-        """By segment: the names of the arrays that its update changes."""
-        return {
-            segment.index: [a.name for a in self.state[segment.index].arrays]
-            if segment.index in self.state
-            else []
-            for segment in self.model.segments
-        }
+        """The segments whose state an update of this rank changes."""
+        return list(self.state)
 
     def array(self, key: ObjectKey) -> ArrayLayout:
         """Return the layout of an object."""
@@ -161,6 +165,9 @@ class Layouts:
             if key not in self._of_parts:
                 self._of_parts[key] = whole.part(*self.chunks_of(key))
             return self._of_parts[key]
+        if key.kind is Kind.SHARED:
+            layouts = self._elsewhere[key.segment]
+            return next(a for layout in layouts for a in layout.arrays if a.name == key.name)
         if key.kind is Kind.ACCUMULATOR:
             return self.accumulators[key.segment]
         if key.kind is Kind.GRADIENT:

@@ -66,7 +66,7 @@ class RootRow(Record):
     isomorphism: Whole
     """Segments of one number have the same graph."""
     parameters: Items[Name]
-    """Names of the parameters that the segment owns."""
+    """Names of the parameters that the segment owns; none, where another rank has it."""
     state: bool
     """Whether an update changes anything of the segment."""
     frozen: bool
@@ -159,6 +159,10 @@ class RootRecord(Record):
     """None: the model itself is trained."""
     quantized: dict[Name, QuantizedRecord] = Field(default_factory=dict)
     """By name: the weights that are stored as codes."""
+    rank: Whole = 0
+    """Of several processes that train one model: the one whose segments are here."""
+    ranks: AtLeastOne = 1
+    """How many there are."""
     step: Whole
     """The committed step, where the store is committed as a whole (else the slots' records say
     it)."""

@@ -23,7 +23,7 @@ from swaptrain.store.read.held_segments import held_segments
 from swaptrain.store.read.live_store import LiveStore
 from swaptrain.units import format_size
 
-__all__ = ["step_in_links"]
+__all__ = ["Copier", "delete", "step_in_links"]
 
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 """Another disk (store.paths), or a file system without hard links."""
@@ -41,8 +41,8 @@ def step_in_links(store: LiveStore, step: int, note: Callable[[str], None]) -> I
     try:
         for path in there.run_dir.iterdir():
             if path != there.lock:
-                _delete(path)
-        copier = _Copier(note)
+                delete(path)
+        copier = Copier(note)
         for path in (run.data, run.buffers, run.initial_weights, run.last_machine):
             copier.bring(path, there.run_dir / path.relative_to(run.run_dir))
         tree = TREES[0] if store.root.is_whole else None
@@ -68,16 +68,17 @@ def step_in_links(store: LiveStore, step: int, note: Callable[[str], None]) -> I
         raise run_error(error, there.run_dir, "lay out the step in") from error
     finally:
         lock.close()
-        _delete(there.run_dir)
+        delete(there.run_dir)
 
 
-class _Copier:
+class Copier:
     """Brings files and directories of them to another place: as links, else as copies."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._said = note, False
 
     def bring(self, source: Path, target: Path) -> None:
+        """Bring a file, or a directory with all that it has; nothing, where it is not there."""
         if not source.exists():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,8 @@ class _Copier:
             shutil.copyfile(source, target)
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Delete a file, a link, or a directory as far as that is possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -33,12 +33,14 @@ def plain_run(
     make: Callable[[], nn.Module] | None = None,
     vocabulary: int | None = None,
     watch: Callable[[int, int], None] = lambda *_: None,
+    ranks: int = 1,
 ) -> ReferenceResult:
     """Train the model of a config on its batches in plain PyTorch.
 
     `data_dir` takes the tokens. `make` constructs the model with adapters and coded weights; None:
     the constructor of the config does, PEFT adds adapters, and no checkpoint is read. `vocabulary`
-    is its size, where `make` is given. `watch` is called with step and micro-batch before each.
+    is its size, where `make` is given. `watch` is called with step and micro-batch before each. The
+    sums are those of so many `ranks`.
     """
     torch.set_num_threads(config.train.threads or len(os.sched_getaffinity(0)))
     if make is None:
@@ -72,6 +74,7 @@ def plain_run(
         freeze=config.train.freeze or (),
         state=optimizer.state,
         master=config.model.master,
+        ranks=ranks,
         groups=[{**group.model_dump(), **group.arguments} for group in optimizer.groups or ()],
     )
 

@@ -7,10 +7,10 @@ import re
 from rich.console import Console
 from rich.table import Table
 
-from swaptrain.planning.layer_hints import layer_hints
-from swaptrain.planning.layers import Layer, layers
 from swaptrain.units import format_count, format_duration, format_size
 from swaptrain.verbs.plans.bound import bounding
+from swaptrain.verbs.plans.layer_hints import layer_hints
+from swaptrain.verbs.plans.layers import Layer, layers
 from swaptrain.verbs.plans.planned import Planned
 
 __all__ = ["hints_of", "layers_of", "print_layers"]

@@ -9,8 +9,8 @@ from torch import fx
 
 from swaptrain.capture.trace import Trace
 from swaptrain.capture.uncut import Uncut
-from swaptrain.planning.layers import Layer
 from swaptrain.units import format_size
+from swaptrain.verbs.plans.layers import Layer
 
 __all__ = ["layer_hints"]
 

@@ -1,0 +1,167 @@
+"""The processes that train together, connected by torch.distributed: gloo, on host memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from swaptrain.errors import RunError
+from swaptrain.ranks.launch import Launch
+from swaptrain.spans import span
+from swaptrain.units import format_duration
+
+__all__ = ["Group"]
+
+_MOST_WORDS = 2000
+_MOMENT = timedelta(seconds=2)
+
+
+class Group:
+    """All ranks of a run, from one of them. What is said here is said by all, in the same order.
+
+    Every wait ends within the timeout: where a process has died or the network does not answer,
+    RunError says so, with the last words of who failed first.
+    """
+
+    def __init__(self, launch: Launch, timeout_s: float) -> None:
+        """Connect to the others. Raises RunError where they do not come within the timeout."""
+        self.ranks, self.local_count = launch.ranks, launch.local_count
+        self._timeout_s = timeout_s
+        self._store: Any = None
+        self._open = False
+        timeout = timedelta(seconds=timeout_s)
+        with self._waiting("connecting"):
+            found = next(iter(rendezvous("env://", timeout=timeout)))
+            prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
+            self._store = prefixed("swaptrain", found[0])
+            dist.init_process_group(
+                "gloo",
+                store=prefixed("group", self._store),
+                rank=self.ranks.rank,
+                world_size=self.ranks.count,
+                timeout=timeout,
+            )
+            # Of their own, since a share may be begun before its turn and numbers are not: each
+            # group has its own order.
+            self._weights: Any = dist.new_group(backend="gloo", timeout=timeout)
+            self._sums: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._open = True
+
+    def close(self) -> None:
+        """Let go of the others; doing it twice does no harm."""
+        if self._open:
+            self._open = False
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def say_last(self, words: str) -> None:
+        """Leave the reason for the end of this rank, for those that wait for it."""
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"ended/{self.ranks.rank}", words[:_MOST_WORDS])
+
+    def gather(self, said: Any) -> list[Any]:
+        """Return what each rank says, a value of JSON, in the order of the ranks."""
+        own = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+        sizes = self.gather_floats([own.numel()])
+        longest = int(max(size[0] for size in sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: own.numel()] = own
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.ranks.count)]
+        with self._waiting("comparing"):
+            dist.all_gather(found, padded)
+        texts = (
+            bytes(one[: int(size[0])].tolist()) for one, size in zip(found, sizes, strict=True)
+        )
+        return [json.loads(text) for text in texts]
+
+    def gather_floats(self, own: Sequence[float]) -> list[list[float]]:
+        """Return as many numbers of each rank, in float64, in the order of the ranks."""
+        given = torch.tensor(list(own), dtype=torch.float64)
+        found = [torch.empty_like(given) for _ in range(self.ranks.count)]
+        with self._waiting("exchanging numbers"):
+            dist.all_gather(found, given)
+        return [one.tolist() for one in found]
+
+    def largest(self, number: float) -> float:
+        """Return the largest of the numbers that the ranks give."""
+        return max(one[0] for one in self.gather_floats([number]))
+
+    def merge(self, own: dict[int, float], count: int) -> dict[int, float]:
+        """Return the numbers that the ranks have together, by their places below `count`.
+
+        No two ranks have the same place. Those that no rank has are left out.
+        """
+        places = [own.get(place, math.nan) for place in range(count)]
+        given = [1.0 if place in own else 0.0 for place in range(count)]
+        merged: dict[int, float] = {}
+        for row in self.gather_floats([*places, *given]):
+            merged.update({p: row[p] for p in range(count) if row[count + p]})
+        return merged
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        self.gather_floats([0.0])
+
+    def broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
+        """Begin to bring all ranks what `root` has in its tensor; return what waits for it."""
+        with self._waiting("sharing weights"):
+            work = dist.broadcast(tensor, root, group=self._weights, async_op=True)
+        return self._end(work, "sharing weights")
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor to a rank; return what waits until it may change."""
+        with self._waiting("sending sums"):
+            work = dist.isend(tensor, to, group=self._sums, tag=tag)
+        return self._end(work, "sending sums")
+
+    def receive(self, tensor: Tensor, of: int, tag: int) -> Callable[[], None]:
+        """Begin to receive a tensor of a rank; return what waits until it is there."""
+        with self._waiting("collecting sums"):
+            work = dist.irecv(tensor, of, group=self._sums, tag=tag)
+        return self._end(work, "collecting sums")
+
+    def _end(self, work: Any, what: str) -> Callable[[], None]:
+        def wait() -> None:
+            with self._waiting(what):
+                work.wait(timedelta(seconds=self._timeout_s))
+
+        return wait
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Turn what torch reports while it waits for other ranks into one line."""
+        try:
+            with span("wait for ranks", what):
+                yield
+        except RuntimeError as error:
+            raise RunError(self._reason(what, error)) from None
+
+    def _reason(self, what: str, error: RuntimeError) -> str:
+        rank = self.ranks.rank
+        for other in range(self.ranks.count):
+            if other != rank and (words := self._last_words(other)):
+                return f"rank {rank} ends, since rank {other} has ended: {words}"
+        detail = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no detail"
+        return (
+            f"rank {rank} waited for the others ({what}), and one has died, or the network did not "
+            f"answer within {format_duration(self._timeout_s)} (distributed.timeout): run the same "
+            f"command to go on ({detail})"
+        )
+
+    def _last_words(self, rank: int) -> str:
+        if self._store is None:
+            return ""
+        with suppress(RuntimeError):
+            if self._store.check([f"ended/{rank}"]):
+                return str(self._store.get(f"ended/{rank}").decode(errors="replace"))
+        return ""

@@ -1,0 +1,189 @@
+"""The stores of all ranks of a run, read together, and laid out for another number of ranks.
+
+Chunks are linked, not copied, where the file system allows it: on one disk no byte of state moves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swaptrain.errors import ConfigError, DamagedStoreError, RunError
+from swaptrain.program.ranks import Ranks
+from swaptrain.ranks.recovery import Standing, common_step
+from swaptrain.store.access.containment import check_contained
+from swaptrain.store.access.lock import RunLock, lock_owner
+from swaptrain.store.disk.durable_files import replace_link, run_error
+from swaptrain.store.format.root import (
+    RootRecord,
+    create_root,
+    ensure_group,
+    link_static,
+    read_root,
+)
+from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs
+from swaptrain.store.read.held_segments import Held, check_held, held_segment
+from swaptrain.store.read.step_in_links import Copier, delete
+
+__all__ = ["RankStore", "joined", "lay_out", "read_ranks", "refuse_part"]
+
+_OF_ONE = ("rank", "ranks")
+"""Keys of a root that a run of one process has not."""
+
+
+@dataclass(frozen=True)
+class RankStore:
+    """What one rank has of the step that all ranks are at."""
+
+    directory: Path
+    root: RootRecord
+    segments: tuple[Held, ...]
+
+
+def read_ranks(run_dir: Path) -> list[RankStore]:
+    """Return the stores of all ranks at their common step, by rank; every record verifies.
+
+    Raises ConfigError where ranks are missing or still to be created, RunError where one trains,
+    DamagedStoreError.
+    """
+    directories = rank_dirs(run_dir)
+    for directory in directories:
+        check_contained(directory)
+        if (owner := lock_owner(directory)) is not None:
+            raise RunError(
+                f"{directory} is being trained ({owner}), and the ranks of a run are read between "
+                "two trainings only: stop it (SIGTERM), or wait until it ends"
+            )
+    roots = [{tree: read_root(directory, tree=tree) for tree in TREES} for directory in directories]
+    live = [_live(directory) for directory in directories]
+    standings = []
+    for own, tree in zip(roots, live, strict=True):
+        steps = {name: None if root is None else root.step for name, root in own.items()}
+        other = TREES[1] if tree == TREES[0] else TREES[0]
+        standings.append(Standing(steps.get(tree or ""), steps[other]))
+    step = common_step(standings, [str(directory) for directory in directories])
+    if step is None:
+        raise ConfigError(f"{run_dir}: the creation of the run was never finished: start it again")
+    stores = []
+    for rank, directory in enumerate(directories):
+        tree = next(name for name in TREES if (r := roots[rank][name]) and r.step == step)
+        root = roots[rank][tree]
+        assert root is not None
+        if (root.rank, root.ranks) != (rank, len(directories)):
+            raise ConfigError(
+                f"{directory} is that of rank {root.rank} of {root.ranks}, and {run_dir} has the "
+                f"directories of {len(directories)} ranks: bring those of all machines together"
+            )
+        stores.append(RankStore(directory, root, tuple(_held(directory, root, tree, step))))
+    if len({store.root.fingerprint for store in stores}) > 1:
+        raise DamagedStoreError("the ranks have stores of different models", path=run_dir)
+    return stores
+
+
+def lay_out(
+    stores: Sequence[RankStore], there: Path, ranks: Ranks, note: Callable[[str], None]
+) -> None:
+    """Make a run directory of what a rank of another number of ranks owns; nothing is flushed.
+
+    With a config, the data, and the metrics of rank 0. Raises OSError.
+    """
+    first, paths, copier = stores[0], RunPaths(there), Copier(note)
+    zeroth = RunPaths(first.directory)
+    for path in (zeroth.data, zeroth.buffers, zeroth.initial_weights, zeroth.last_machine):
+        copier.bring(path, there / path.relative_to(first.directory))
+    for path in (zeroth.config, zeroth.metrics):
+        if path.exists():
+            there.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, there / path.name)
+    tree, numbers = TREES[0], Counter[str]()
+    ensure_group(paths.segments(tree))
+    rows = []
+    for row in first.root.segments:
+        k = row.segment
+        owner = stores[k % len(stores)]
+        found, row = owner.segments[k - 1], owner.root.segments[k - 1]
+        if not ranks.owns(k):
+            changed = {"parameters": (), "state": False, "frozen": False}
+            rows.append(row.model_copy(update=changed))
+            continue
+        rows.append(row)
+        if found.frozen is not None:
+            copier.bring(found.frozen.path, paths.frozen_slot(k))
+        if found.state is not None:
+            shape_class = found.state.id.rpartition("-")[0]
+            slot = paths.slot(f"{shape_class}-{numbers[shape_class]:03d}")
+            numbers[shape_class] += 1
+            copier.bring(found.state.path.resolve(), slot)
+            link = paths.live_link(k, tree)
+            link.symlink_to(link_text(link, slot))
+    said = {key: value for key, value in first.root.attributes().items() if key not in _OF_ONE}
+    said["segments"] = [row.attributes() for row in rows]
+    if ranks.count > 1:
+        said |= {"rank": ranks.rank, "ranks": ranks.count}
+    for name, group in (("frozen", paths.frozen), ("buffers", paths.buffers)):
+        if group.is_dir():
+            if name == "frozen":
+                ensure_group(group)
+            link_static(there, name)
+    create_root(there, RootRecord.checked(said, paths.root_record(tree)), tree=tree)
+    replace_link(paths.store, link_text(paths.store, paths.hierarchy(tree)))
+
+
+@contextmanager
+def joined(run_dir: Path, note: Callable[[str], None]) -> Iterator[Path]:
+    """Yield a run directory; of several ranks one that has what all of them have, made of links.
+
+    `RUN/joined`: it is deleted afterwards, and a kill leaves it for the next one to replace. Raises
+    what `read_ranks` raises.
+    """
+    if not rank_dirs(run_dir):
+        yield run_dir
+        return
+    stores = read_ranks(run_dir)
+    there = RunPaths(run_dir).joined
+    lock = RunLock(there, note=note)
+    try:
+        for path in there.iterdir():
+            if path != RunPaths(there).lock:
+                delete(path)
+        lay_out(stores, there, Ranks(), note)
+        lock.close()
+        yield there
+    except OSError as error:
+        raise run_error(error, there, "lay out the ranks in") from error
+    finally:
+        lock.close()
+        delete(there)
+
+
+def _live(directory: Path) -> str | None:
+    store = RunPaths(directory).store
+    return store.readlink().name if store.is_symlink() else None
+
+
+def _held(directory: Path, root: RootRecord, tree: str, step: int) -> Iterator[Held]:
+    for row in root.segments:
+        found = held_segment(directory, row.segment, tree=tree).read()
+        check_held(found, root)
+        if found.version not in (None, step):
+            raise DamagedStoreError(
+                f"a segment is at step {found.version}, and its tree at {step}",
+                segment=row.segment,
+                path=None if found.state is None else found.state.path,
+            )
+        yield found
+
+
+def refuse_part(run_dir: Path) -> None:
+    """Raise ConfigError for the directory of one rank, which has a part of the weights."""
+    for tree in TREES:
+        root = read_root(run_dir, tree=tree)
+        if root is not None and root.ranks > 1:
+            raise ConfigError(
+                f"{run_dir} has the segments of rank {root.rank} of {root.ranks}: give the "
+                f"directory of the run, {run_dir.parent}"
+            )

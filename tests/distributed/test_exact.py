@@ -1,0 +1,123 @@
+"""Several ranks give the bits of plain PyTorch that adds the ranks' sums in their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.ranks import ddp, together
+from tests.support.runs import config_of, losses, reference, rows
+from tests.support.serving import Server
+from tests.support.together import GPT, assert_same_as, rank_config
+
+pytestmark = pytest.mark.trains
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+    "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "tie_word_embeddings": True, "max_position_embeddings": 32,
+}  # fmt: skip
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "four micro-batches": (2, {}),
+    "clipped, one micro-batch each": (
+        2, {"data": {"micro_batches": 2}, "optimizer": {"clip_norm": 0.3}},
+    ),
+    "three ranks, little memory": (
+        3, {"data": {"micro_batches": 3}, "train": {"recompute": True},
+            "memory": {"segment": "4KiB"}},
+    ),
+    "every second step, deferred": (
+        2, {"store": {"commit": {"every": 2}}, "optimizer": {"clip_norm": 0.3}},
+    ),
+    "bfloat16": (2, {"model": {"dtype": "bfloat16"}, "optimizer": {"clip_norm": 0.3}}),
+    "adapters": (
+        2, {
+            "model": {"hf": {**LLAMA, "tie_word_embeddings": False}},
+            "data": {"python": "tests.support.datasets:text"},
+            "lora": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
+        },
+    ),
+    "sgd, held out": (
+        4, {
+            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+            "eval": {"python": "tests.support.datasets:tokens", "every": 1, "batches": 5},
+        },
+    ),
+}  # fmt: skip
+QUICK = "four micro-batches", "clipped, one micro-batch each"
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.proof) for n in VARIANTS]
+)
+def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server: Server) -> None:
+    """Losses, norms and weights of all ranks; and what is held out."""
+    ranks, tree = VARIANTS[name]
+    config = rank_config(tmp_path / "run", tree)
+    ended = together(server, config, ranks)
+    assert ended.codes == [0] * ranks, ended.said
+    plain = reference(config, ranks=ranks)
+    assert_same_as(config, plain, ranks=ranks)
+    if plain.eval_losses:
+        found = rows(tmp_path / "run" / "rank-000")
+        assert {row["step"]: row["eval_loss"] for row in found} == plain.eval_losses
+
+
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    "tree", [{}, pytest.param({"optimizer": {"clip_norm": 0.3}}, marks=pytest.mark.proof)]
+)
+def test_little_memory_changes_no_bit(
+    tree: dict[str, Any], late: bool, tmp_path: Path, server: Server
+) -> None:
+    """Slabs of one and a half instructions; and a device whose copies come late."""
+    config = rank_config(tmp_path / "run", tree)
+    ended = together(server, config, 2, little=1.5, late=late)
+    assert ended.codes == [0, 0], ended.said
+    assert_same_as(config, reference(config, ranks=2), ranks=2)
+
+
+@pytest.mark.proof
+def test_unequal_labels_weigh_by_tokens(tmp_path: Path, server: Server) -> None:
+    """Each trained token of a step counts alike, whichever rank has it."""
+    tree = {
+        "model": {"hf": LLAMA},
+        "data": {"python": "tests.distributed.labels:unequal", "micro_batches": 4},
+    }
+    config = rank_config(tmp_path / "run", tree)
+    ended = together(server, config, 2)
+    assert ended.codes == [0, 0], ended.said
+    assert_same_as(config, reference(config, ranks=2), ranks=2)
+
+
+@pytest.mark.proof
+def test_dropout_is_keyed_by_the_micro_batch_of_the_step(tmp_path: Path, server: Server) -> None:
+    """The first step's loss does not depend on how many ranks compute it."""
+    first = []
+    for ranks in (1, 2):
+        tree = {"model": {"kwargs": {"dropout": 0.2}}, "train": {"steps": 1}}
+        config = rank_config(tmp_path / f"run{ranks}", tree)
+        ended = together(server, config, ranks)
+        assert ended.codes == [0] * ranks, ended.said
+        first.append(losses(tmp_path / f"run{ranks}" / ("" if ranks == 1 else "rank-000")))
+    assert first[0] == first[1]
+
+
+def test_ddp_is_the_reference_but_for_the_order_of_sums(tmp_path: Path, server: Server) -> None:
+    """torch's DistributedDataParallel of two ranks ends with these weights, nearly."""
+    config = rank_config(tmp_path / "run", {})
+    plain = reference(config, ranks=2)
+    found = ddp(server, config, 2, tmp_path / "weights.pt")
+    for name, tensor in plain.parameters.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_the_order_of_the_ranks_is_part_of_the_bits(tmp_path: Path) -> None:
+    """So the reference of two ranks is another one than that of one."""
+    config = config_of(tmp_path / "run", {**GPT, "store": {"commit": {"unit": "step"}}})
+    one, two = reference(config), reference(config, ranks=2)
+    assert one.losses[0] == two.losses[0]
+    assert any(not torch.equal(two.parameters[n], t) for n, t in one.parameters.items())
