@@ -1,7 +1,7 @@
 """Make the pictures of README from a run: the live line of a terminal, and the page of `report`.
 
 Trains `configs/quickstart.yaml` in a folder that is deleted afterwards, or in that of `--run`, with
-a trace, and with its output on a terminal of 160 columns. Needs `pip install 'swaptrain[report]'`
+a trace, and with its output on a terminal of 110 columns. Needs `pip install 'swaptrain[report]'`
 and Chromium.
 
     python scripts/pictures.py --to docs/pictures
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS, ROWS = 160, 40
-LINES = 12
+COLUMNS, ROWS = 110, 40
+LINES = 6
 """Last lines of the output that the picture has."""
 MOST_BYTES = 200_000
 
@@ -79,9 +81,20 @@ def screen(output: str) -> list[str]:
                 lines.append("")
         else:
             lines[row] += sign
-            if "segment" in lines[row] and "backward" in lines[row] and "━" in lines[row]:
+            if _is_live(lines[row]) and _step(lines[row]) == 1 + _step(lines[row - 1]):
                 best = lines[max(0, row - LINES + 1) : row + 1].copy()
     return best or lines[-LINES:]
+
+
+def _is_live(line: str) -> bool:
+    """Whether a line is the one of a step that is under way, in the middle of its backward."""
+    return "backward" in line and "━" in line and " s" in line and "segment 5/" in line
+
+
+def _step(line: str) -> int:
+    """Return the step that a line is about, 0 where it is about none."""
+    found = re.search(r"step ([0-9]+)/", line)
+    return int(found[1]) if found else 0
 
 
 def picture_of_lines(lines: Sequence[str], to: Path) -> None:
@@ -90,13 +103,13 @@ def picture_of_lines(lines: Sequence[str], to: Path) -> None:
     with nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
         for line in lines:
-            console.print(Text.from_ansi(line), soft_wrap=True)
+            console.print(Text.from_ansi(line))
         text = console.export_svg(title="python -m swaptrain --config configs/quickstart.yaml")
     to.write_text(text)
 
 
 def picture_of_page(page: Path, to: Path) -> None:
-    """Write the first screen of a page as PNG."""
+    """Write the first screens of a page as PNG, in few colours."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("no Chromium is installed: apt-get install chromium")
@@ -104,6 +117,9 @@ def picture_of_page(page: Path, to: Path) -> None:
     size = ["--window-size=1240,2080", f"--screenshot={to.absolute()}"]
     command = [browser, *flags, *size, page.absolute().as_uri()]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    with Image.open(to) as picture:
+        few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    few.save(to, optimize=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,13 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--run", type=Path, help="train here instead, and go on with the run that is there"
     )
+    parser.add_argument("--steps", type=int, default=160, help="to train (default 160)")
     options = parser.parse_args(arguments)
     options.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or Path(folder) / "quickstart"
         swaptrain = [sys.executable, "-m", "swaptrain"]
         config = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
-        keys = [f"run.dir={run}", "run.trace=3"]
+        keys = [f"run.dir={run}", f"train.steps={options.steps}", "run.trace=3"]
         lines = screen(terminal_output([*swaptrain, *config, *keys]))
         shown = [line.replace(str(run), "runs/quickstart") for line in lines]
         picture_of_lines(shown, options.to / "terminal.svg")

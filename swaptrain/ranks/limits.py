@@ -25,7 +25,7 @@ def check_alone(run_dir: Path) -> None:
 
 def check_resharded(run_dir: Path) -> None:
     """Raise ConfigError where a reshard was cut short."""
-    if RunPaths(run_dir).is_being_resharded:
+    if RunPaths(run_dir).is_being_resharded():
         raise ConfigError(
             f"{run_dir} was being divided anew when that was cut short: python -m swaptrain "
             f"reshard {run_dir} --ranks N completes it"

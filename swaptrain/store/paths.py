@@ -329,7 +329,6 @@ class RunPaths:
         """Directory of the ranks of before."""
         return self.run_dir / "reshard.old"
 
-    @property
     def is_being_resharded(self) -> bool:
         """Whether a reshard was cut short that has to be completed."""
         return self.reshard_ready.exists() or self.reshard_moving.exists()

@@ -29,7 +29,7 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
     """
     paths = RunPaths(run_dir)
     try:
-        if paths.is_being_resharded:
+        if paths.is_being_resharded():
             _complete(run_dir, note)
             return
         before = rank_dirs(run_dir)

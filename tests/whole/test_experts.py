@@ -93,6 +93,10 @@ MODES: dict[str, dict[str, Any]] = {
     },
     "parts": {"store": {"chunk": "8KiB"}},
     "groups": {"optimizer": {"groups": [{"match": ["*experts.down_proj"], "lr": 1e-3}]}},
+    "coded base": {
+        "model": {"base": "nf4", "dtype": "bfloat16"},
+        "lora": {"r": 4, "target_modules": ["q_proj"]},
+    },
     "one micro-batch": {"data": {"micro_batches": 1}, "model": {"dtype": "bfloat16"}},
 }  # fmt: skip
 WIDE = {"hidden_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 1}

@@ -48,7 +48,7 @@ def divide(uncut: Uncut, ranges: Ranges) -> Uncut:
 
     A range is a parameter by itself, with the name of an `ExpertRange`.
     """
-    copy = _GraphCopy(uncut.captured, uncut.trace, uncut.origins, ranges)
+    copy = _DividedCopy(uncut.captured, uncut.trace, uncut.origins, ranges)
     keys = list(uncut.batch)
     captured = copy.graph_module()
     trace = trace_graph(captured, uncut.trace.fake_mode, uncut.batch)
@@ -66,7 +66,7 @@ def divide(uncut: Uncut, ranges: Ranges) -> Uncut:
 
 def divide_evaluation(uncut: UncutEvaluation, ranges: Ranges) -> UncutEvaluation:
     """Return a graph in evaluation mode with a product for each range; `uncut` stays as it is."""
-    copy = _GraphCopy(uncut.captured, uncut.trace, uncut.origins, ranges)
+    copy = _DividedCopy(uncut.captured, uncut.trace, uncut.origins, ranges)
     captured = copy.graph_module()
     trace = trace_graph(captured, uncut.trace.fake_mode, uncut.batch, gradients=False)
     flagged = [each.name for name in uncut.flagged & ranges.keys() for each in ranges[name]]
@@ -103,7 +103,7 @@ def _losses(
 
 
 @dataclass
-class _GraphCopy:
+class _DividedCopy:
     """A graph while it is copied node by node, a product for each range in place of the whole."""
 
     captured: fx.GraphModule
