@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.machine.speeds import Machine
 from swaptrain.program.cost import Disk, IOWork
+from swaptrain.store.format.root import RootRecord
 from swaptrain.units import GIB
 from swaptrain.verbs.plans import planned as planned_module
 from swaptrain.verbs.plans.bound import bound, bounding
@@ -158,13 +161,10 @@ def test_suggestions_are_plans(found: Planned) -> None:
     assert all(f"trying {words}" in noted for words in by_words if words != "as it is")
 
 
-def test_suggestions_are_for_runs_that_begin(tmp_path: Path) -> None:
-    from swaptrain.verbs.train import train
-
-    config = job(tmp_path, train={"steps": 1})
-    train(config)
+def test_suggestions_are_for_runs_that_begin(found: Planned) -> None:
+    going_on = dataclasses.replace(found, root=Mock(spec=RootRecord))
     with pytest.raises(ConfigError, match=r"--suggest: .* holds a run"):
-        suggest(planned(config), print)
+        suggest(going_on, print)
 
 
 def test_a_machine_is_read() -> None:
