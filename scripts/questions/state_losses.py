@@ -111,7 +111,8 @@ def by_torchao(config: Config) -> Iterator[float]:
                 model, masters, lambda m, s=step: data.batch(s, m), 1, None, scaler
             )
         for group in stepper.param_groups:
-            group["lr"] = learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
+            lr = learning_rate(step, lr=optimizer.lr, schedule=optimizer.schedule)
+            group["lr"].fill_(lr)  # torchao keeps it in a tensor
         stepper.step()
         stepper.zero_grad(set_to_none=True)
         if not own:

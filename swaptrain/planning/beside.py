@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swaptrain.capture.captured import Captured
+from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import ConfigError
 from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.ranks.agreement import echoed
 
-__all__ = ["NOBODY", "Beside", "FixedCut", "check_divisible"]
+__all__ = ["NOBODY", "Beside", "FixedCut", "check_divisible", "check_whole"]
 
 
 @dataclass(frozen=True)
@@ -41,41 +41,38 @@ NOBODY = Beside()
 """A run of one process."""
 
 
-def check_divisible(captured: Captured, state: dict[int, bool], ranks: Ranks) -> None:
-    """Raise ConfigError, in all ranks, for a model that so many cannot own together.
+def check_whole(uncut: Uncut, ranks: Ranks) -> None:
+    """Raise ConfigError, in all ranks, for a model of which several cannot compute parts."""
+    buffers = [binding.name for binding in uncut.origins.values() if binding.kind == "buffer"]
+    if ranks.count > 1 and buffers:
+        raise echoed(
+            ConfigError(
+                f"the forward changes the buffer {buffers[0]} (batch norm in training mode does), "
+                "and several ranks would each change their own: train with one process, or with a "
+                "norm that keeps none"
+            )
+        )
+    if ranks.count > 1 and uncut.hooks:
+        raise echoed(
+            ConfigError(
+                f"the gradient of {next(iter(uncut.hooks))} has a hook, which several ranks would "
+                "call with parts of it: train with one process, or take the hook away"
+            )
+        )
 
-    `state` says by segment whether an update changes anything of it.
+
+def check_divisible(state: Mapping[int, Sequence[str]], ranks: Ranks) -> None:
+    """Raise ConfigError, in all ranks, where one would own nothing that is trained.
+
+    `state` has by segment the arrays that an update changes.
     """
-    text = _undivided(captured, state, ranks)
-    if text is not None:
-        raise echoed(ConfigError(text))
-
-
-def _undivided(captured: Captured, state: dict[int, bool], ranks: Ranks) -> str | None:
-    if ranks.count == 1:
-        return None
-    if captured.model.buffers:
-        return (
-            f"the forward changes the buffer {next(iter(captured.model.buffers))} (batch norm in "
-            "training mode does), and several ranks would each change their own: train with one "
-            "process, or with a norm that keeps none"
+    trained = [k for k, names in state.items() if names]
+    without = [r for r in range(ranks.count) if not any(ranks.owner(k) == r for k in trained)]
+    if ranks.count > 1 and without:
+        raise echoed(
+            ConfigError(
+                f"{ranks.count} ranks and {len(state)} segments, {len(trained)} of which are "
+                f"trained: rank {without[0]} would own none that is. Start fewer ranks, or set "
+                "memory.segment to less"
+            )
         )
-    if captured.hooks:
-        return (
-            f"the gradient of {next(iter(captured.hooks))} has a hook, which several ranks would "
-            "call with parts of it: train with one process, or take the hook away"
-        )
-    without = [
-        r for r in range(ranks.count) if not any(state[k] for k in state if _is(k, r, ranks))
-    ]
-    if without:
-        return (
-            f"{ranks.count} ranks and {len(state)} segments, {sum(state.values())} of which are "
-            f"trained: rank {without[0]} would own none that is. Start fewer ranks, or set "
-            "memory.segment to less"
-        )
-    return None
-
-
-def _is(segment: int, rank: int, ranks: Ranks) -> bool:
-    return ranks.owner(segment) == rank

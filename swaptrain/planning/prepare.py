@@ -20,7 +20,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
 from swaptrain.models.lora import adapter_fields, checked_fields
-from swaptrain.planning.beside import NOBODY, Beside, FixedCut, check_divisible
+from swaptrain.planning.beside import NOBODY, Beside, FixedCut, check_divisible, check_whole
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.step_bytes import with_commit_unit
 from swaptrain.planning.update_rules import update_rules
@@ -91,6 +91,7 @@ class Prepared:
                 f"{', '.join(self.built.thawed[:3])}: the constructor freezes them, and "
                 "transformers trains them when it loads a checkpoint: so does this run"
             )
+        check_whole(self.built.uncut, beside.ranks)
         note("measuring what each kind of segment takes")
         chooses = root is None and not beside.ranks.rank
         fixed = None if chooses or root is not None else beside.same_cut(None)
@@ -111,8 +112,7 @@ class Prepared:
             beside.same_cut(
                 FixedCut(tuple(self.plan.cuts), self.plan.layouts.chunk_bytes, self.plan.experts)
             )
-        captured, state = self.plan.captured, self.plan.layouts.state_arrays
-        check_divisible(captured, {k: bool(names) for k, names in state.items()}, beside.ranks)
+        check_divisible(self.plan.layouts.state_arrays, beside.ranks)
         if config.train.skip_ignored and not skips_ignored(
             code.train for code in self.plan.captured.codes
         ):

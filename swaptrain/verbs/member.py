@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def joined(
     device = own.device
     own = own.model_copy(update={"device": config.device})
     group = Group(launch, config.distributed.timeout)
+    begun = config.run.dir.exists()
     try:
         tree = config.to_tree()
         del tree["run"], tree["distributed"]
@@ -112,6 +113,9 @@ def joined(
         group.barrier()
     except SwaptrainError as error:
         group.say_last(str(error))
+        if not begun:
+            with suppress(OSError):  # of a run that was refused the last rank leaves an empty one
+                config.run.dir.rmdir()
         raise
     except BaseException as error:
         group.say_last(f"{type(error).__name__}: {error}")

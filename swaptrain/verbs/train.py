@@ -166,8 +166,11 @@ def _prepared(
     done = steps_done(run_dir, root) if from_step is None else from_step
     if idle := check_rates(config, done):
         note(idle)
-    beside = NOBODY if member is None else member.beside
-    prepared = Prepared(config, root, note, beside=beside)
+    if member is None:
+        beside, prepared = NOBODY, Prepared(config, root, note)
+    else:
+        beside = member.beside
+        prepared = Prepared(config, root, note, beside=beside)
     config = prepared.config
     if root is not None:
         _check_choices(run_dir, root, prepared, progress)

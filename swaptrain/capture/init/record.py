@@ -23,6 +23,8 @@ from swaptrain.capture.init.replay import Log, LoggedOperation, Window, copied, 
 
 __all__ = ["OperationRecorder", "RefusedError"]
 
+_LARGE_BYTES = 1 << 30
+"""What is not even reserved, where its content comes later."""
 _MOST_OPERATIONS = 200_000
 _MOST_REPLAYED = 100_000
 _MOST_CONSTANT_BYTES = 64 << 20
@@ -133,6 +135,12 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation without fake arguments; a large new result is dropped for a fake."""
         state = operations.generator_state(func, leaves)
         args, kwargs = tree_unflatten(leaves, structure)
+        if func is torch.ops.aten.empty.memory_format:
+            with self._fake_mode:  # more than the machine has is no memory even while untouched
+                fake = func(*args, **kwargs)
+            if fake.device.type == "cpu" and fake.untyped_storage().nbytes() >= _LARGE_BYTES:
+                self._append(func, leaves, structure, [fake], set(), set(), state)
+                return fake
         result = func(*args, **kwargs)
         results, result_structure = tree_flatten(result)
         inputs = operations.storages(leaves)

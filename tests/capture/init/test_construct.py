@@ -31,6 +31,24 @@ from tests.capture.init.constructing import (
 from tests.support.matrix import proof_but
 
 
+def test_a_parameter_larger_than_the_machine_is_not_reserved(tmp_path: Path) -> None:
+    """A terabyte that nothing has been written to, beside one that is: a kernel refuses to map it.
+
+    One of a gigabyte and more is replayed as any other.
+    """
+
+    def factory() -> nn.Module:
+        module = nn.Module()
+        module.stack = nn.Parameter(torch.empty(1 << 10, 1 << 14, 1 << 14))
+        module.small = nn.Parameter(torch.randn(1 << 14))
+        return module
+
+    built = construct(factory, seed=SEED, scratch_dir=tmp_path, draw=False)
+    assert built.recorded
+    assert built.module.stack.shape == (1 << 10, 1 << 14, 1 << 14)
+    assert built.nbytes("stack") == 1 << 40
+
+
 def test_tied_parameters_stay_one_object(tmp_path: Path) -> None:
     """A parameter under two names is one fake object with its attributes, large or small."""
     for factory in (tied, tied_small):
