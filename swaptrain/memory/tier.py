@@ -183,10 +183,10 @@ class Tier:
         """Return the bytes of an object's slab."""
         return self._backing.size_bytes(key)
 
-    @property
-    def budget_bytes(self) -> int:
-        """What the slabs of all objects may take."""
-        return self._pool.budget_bytes
+    def planned_room(self, first: int, last: int) -> int:
+        """Return the bytes that the plan has no use for from position `first` up to `last`."""
+        used = self._plan.used_bytes[first:last]
+        return self._pool.budget_bytes - max(used, default=0)
 
     def resident(self) -> list[ObjectKey]:
         """Return the objects that are in memory."""

@@ -17,9 +17,6 @@ from swaptrain.ranks.exchange import Exchange
 
 __all__ = ["Exchanges", "Moving"]
 
-_PART = 0.9
-"""Of the pool: what an exchange may fill together with the instructions beside it."""
-
 
 @dataclass(frozen=True)
 class Moving:
@@ -107,11 +104,6 @@ class Exchanges:
         return self._room(self._program[later], position, later)
 
     def _room(self, instruction: Instruction, first: int, last: int) -> bool:
-        """Whether an exchange has room beside each of some instructions."""
-        size_bytes = self._tier.size_bytes
-        own = sum(size_bytes(key) for key in set(instruction.touches))
-        most = max(
-            (sum(size_bytes(k) for k in set(i.touches)) for i in self._program[first:last]),
-            default=0,
-        )
-        return own + most <= _PART * self._tier.budget_bytes
+        """Whether an exchange has room beside what the plan holds while some instructions run."""
+        own = sum(self._tier.size_bytes(key) for key in set(instruction.touches))
+        return own <= self._tier.planned_room(first, last)

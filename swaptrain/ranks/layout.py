@@ -126,7 +126,7 @@ def lay_out(
         said |= {"rank": ranks.rank, "ranks": ranks.count}
     for name, group in (("frozen", paths.frozen), ("buffers", paths.buffers)):
         if group.is_dir():
-            if name == "frozen":
+            if group == paths.frozen:
                 ensure_group(group)
             link_static(there, name)
     create_root(there, RootRecord.checked(said, paths.root_record(tree)), tree=tree)

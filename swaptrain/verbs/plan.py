@@ -43,12 +43,15 @@ def plan(config: Config) -> PlanReport:
 
 
 def print_plan(
-    config: Config, asked: Questions, note: Callable[[str], None] = lambda _: None
+    config: Config,
+    asked: Questions | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Show the plan of a config on standard output; `note` hears what takes time.
 
     Raises ConfigError for what training refuses, and for machines that are not understood.
     """
+    asked = asked or Questions()
     machines = [parse_machine(text) for text in asked.what_if]
     found = planned(config, note)
     report = _report(found)
