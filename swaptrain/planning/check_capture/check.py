@@ -50,12 +50,11 @@ def check_capture(config: Config, prepared: Prepared, note: Callable[[str], None
     wanted = config.train.check_capture
     if wanted is False:
         return
-    note("comparing the captured graph with plain PyTorch")
     begun = time.perf_counter()
     need_bytes = needed_bytes(prepared.plan.captured, config.model.dtype)
     try:
         with generators_kept():
-            found, remark = _compared(config, prepared, need_bytes)
+            found, remark = _compared(config, prepared, need_bytes, note)
     except NotComparable as error:
         if wanted == "required":
             raise ConfigError(f"train.check_capture is required: {error}") from error
@@ -72,9 +71,12 @@ def check_capture(config: Config, prepared: Prepared, note: Callable[[str], None
     note(f"compared with plain PyTorch{remark}: {bits} ({STEPS} steps, {seconds:.1f} s)")
 
 
-def _compared(config: Config, prepared: Prepared, need_bytes: int) -> tuple[Comparison, str]:
+def _compared(
+    config: Config, prepared: Prepared, need_bytes: int, note: Callable[[str], None]
+) -> tuple[Comparison, str]:
     batch = in_float32(prepared.planner.batch)
     subject = _subject(config, prepared, batch, need_bytes)
+    note("comparing the captured graph with plain PyTorch")
     initial = prepared.built.initial if subject.make == prepared.factory.make else None
     try:
         model = plain_model(

@@ -18,7 +18,13 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.safetensors import StreamedTensor
 from swaptrain.store.slots.slot import Slot
 from swaptrain.verbs.inspection.statistics import histogram, statistics
-from swaptrain.verbs.inspection.tensor_report import NamedTensors, Part, TensorPlace, TensorReport
+from swaptrain.verbs.inspection.tensor_report import (
+    FROZEN_SLOT,
+    NamedTensors,
+    Part,
+    TensorPlace,
+    TensorReport,
+)
 from swaptrain.verbs.inspection.tensor_table import show_one, show_several, watched
 from swaptrain.verbs.stored_step import StoredStep, with_step
 
@@ -165,7 +171,7 @@ def _place(slot: Slot, row: TableRow) -> TensorPlace:
     return TensorPlace(
         array=row.array,
         dtype=row.dtype,
-        slot=slot.id if is_state else "frozen",
+        slot=slot.id if is_state else FROZEN_SLOT,
         offset=row.offset,
         path=str(files.path.resolve()),
         chunks=(row.offset // chunk_elements, last // chunk_elements),
@@ -175,7 +181,7 @@ def _place(slot: Slot, row: TableRow) -> TensorPlace:
 def _constant(view: StoredStep, name: str, tensor: StreamedTensor) -> tuple[TensorPlace, ...]:
     """Return the place of a buffer that no step changes: an array of its own."""
     path = RunPaths(view.store.run_dir).buffers / name
-    return (TensorPlace(name, tensor.dtype, "buffers", 0, str(path.resolve()), (0, 0)),)
+    return (TensorPlace(name, tensor.dtype, "", 0, str(path.resolve()), (0, 0)),)
 
 
 def _part(name: str, form: str, tensor: StreamedTensor, *, whole: bool) -> Part:

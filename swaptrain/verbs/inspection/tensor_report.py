@@ -7,7 +7,10 @@ from typing import Any
 
 from swaptrain.verbs.inspection.statistics import Histogram, Statistics
 
-__all__ = ["NamedTensors", "Part", "TensorPlace", "TensorReport"]
+__all__ = ["FROZEN_SLOT", "NamedTensors", "Part", "TensorPlace", "TensorReport"]
+
+FROZEN_SLOT = "frozen"
+"""Stands for the slot of what is never rewritten."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class TensorPlace:
     array: str
     dtype: str
     slot: str
-    """`frozen` where it is never rewritten, `buffers` where no step changes it."""
+    """`FROZEN_SLOT` where it is never rewritten; empty where it is a constant of the run."""
     offset: int
     """Elements of the array before it."""
     path: str

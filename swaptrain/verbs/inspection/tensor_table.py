@@ -12,7 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from swaptrain.verbs.inspection.statistics import Histogram, Statistics
-from swaptrain.verbs.inspection.tensor_report import NamedTensors, Part, TensorPlace, TensorReport
+from swaptrain.verbs.inspection.tensor_report import (
+    FROZEN_SLOT,
+    NamedTensors,
+    Part,
+    TensorPlace,
+    TensorReport,
+)
 
 __all__ = ["figure", "open_console", "plain_table", "shape_text", "show_one", "show_several"]
 __all__ += ["watched"]
@@ -109,9 +115,9 @@ def _place(place: TensorPlace) -> str:
     first, last = place.chunks
     files = f"c/{first}" if first == last else f"c/{first} to c/{last}"
     at = f", {place.dtype}, from element {place.offset:,} on"
-    if place.slot == "buffers":
+    if not place.slot:
         return f"{place.path}: {place.dtype}"
-    slot = "the frozen ones" if place.slot == "frozen" else f"slot {place.slot}"
+    slot = "the frozen ones" if place.slot == FROZEN_SLOT else f"slot {place.slot}"
     return f"array {place.array} of {slot}{at}: {place.path}/{files}"
 
 
