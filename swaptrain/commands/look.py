@@ -124,7 +124,6 @@ def inspect(given: Arguments) -> None:
 
 def _inspect(run_dir: Path) -> None:
     """Show a run; one of several ranks as one."""
-    from swaptrain.ranks.layout import joined
     from swaptrain.store.access.lock import lock_owner
     from swaptrain.store.paths import rank_dirs
     from swaptrain.verbs.inspect import inspect_run
@@ -132,7 +131,10 @@ def _inspect(run_dir: Path) -> None:
     directories = rank_dirs(run_dir)
     if not directories:
         inspect_run(run_dir)
-    elif any(map(lock_owner, directories)):
+        return
+    from swaptrain.ranks.layout import joined  # which imports torch
+
+    if any(map(lock_owner, directories)):
         say(f"{len(directories)} ranks train in {run_dir}: this is the part of rank 0")
         inspect_run(directories[0])
     else:

@@ -23,8 +23,8 @@ from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.step_cost import Price, price
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.units import MIB
-from swaptrain.verbs import plan as plan_module
 from swaptrain.verbs.plan import PlanReport, plan
+from swaptrain.verbs.plans import planned as planned_module
 from swaptrain.verbs.plans.table import show
 from swaptrain.verbs.train import train
 from tests.support.matrix import proof_but
@@ -203,7 +203,7 @@ def test_a_plan_without_the_machines_speed_says_what_it_leaves_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What segments save, which is chosen by price, is not in its bytes."""
-    monkeypatch.setattr(plan_module, "known_machine", lambda *_: None)
+    monkeypatch.setattr(planned_module, "known_machine", lambda *_: None)
     config = job(tmp_path, "gpt", train={"steps": 1, "recompute": recompute})
     show(plan(config), config)
     assert ("segments that save" in capsys.readouterr().out) == said
@@ -219,7 +219,9 @@ def test_it_says_when_a_kill_may_repeat_two_segments(
 ) -> None:
     """As the config says, or as was chosen."""
     disk = Disk(2e8, 2e8, 2e8)
-    monkeypatch.setattr(plan_module, "known_machine", lambda *_: Machine(disk, 0.0, IOWork(), {}))
+    monkeypatch.setattr(
+        planned_module, "known_machine", lambda *_: Machine(disk, 0.0, IOWork(), {})
+    )
     config = job(tmp_path, "gpt", store={"commit": {"lag": lag}})
     show(plan(config), config)
     assert ("two segments' backwards" in capsys.readouterr().out) == (lag == 2)
@@ -246,7 +248,7 @@ def test_waiting_for_data_is_said(
 ) -> None:
     """Of a run whose last steps waited long for it; of another one nothing is said."""
     machine = Machine(Disk(2e8, 2e8, 2e8), 0.0, IOWork(), {})
-    monkeypatch.setattr(plan_module, "known_machine", lambda *_: machine)
+    monkeypatch.setattr(planned_module, "known_machine", lambda *_: machine)
     config = job(tmp_path, "llama", train={"steps": 2})
     assert plan(config).data_share is None
     train(config)
