@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.matrix import proof_but
 from tests.support.ranks import ddp, together
 from tests.support.runs import config_of, losses, reference, rows
 from tests.support.serving import Server
@@ -51,7 +52,8 @@ QUICK = "four micro-batches", "clipped, one micro-batch each"
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.proof) for n in VARIANTS]
+    "name",
+    proof_but(VARIANTS, *QUICK, whole=[n for n in VARIANTS if n not in (*QUICK, "adapters")]),
 )
 def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server: Server) -> None:
     """Losses, norms and weights of all ranks; and what is held out."""
@@ -66,9 +68,9 @@ def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server:
         assert {row["step"]: row["eval_loss"] for row in found} == plain.eval_losses
 
 
-@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.whole)])
 @pytest.mark.parametrize(
-    "tree", [{}, pytest.param({"optimizer": {"clip_norm": 0.3}}, marks=pytest.mark.proof)]
+    "tree", [{}, pytest.param({"optimizer": {"clip_norm": 0.3}}, marks=pytest.mark.whole)]
 )
 def test_little_memory_changes_no_bit(
     tree: dict[str, Any], late: bool, tmp_path: Path, server: Server
@@ -80,7 +82,7 @@ def test_little_memory_changes_no_bit(
     assert_same_as(config, reference(config, ranks=2), ranks=2)
 
 
-@pytest.mark.proof
+@pytest.mark.whole
 def test_unequal_labels_weigh_by_tokens(tmp_path: Path, server: Server) -> None:
     """Each trained token of a step counts alike, whichever rank has it."""
     tree = {
@@ -93,7 +95,7 @@ def test_unequal_labels_weigh_by_tokens(tmp_path: Path, server: Server) -> None:
     assert_same_as(config, reference(config, ranks=2), ranks=2)
 
 
-@pytest.mark.proof
+@pytest.mark.whole
 def test_dropout_is_keyed_by_the_micro_batch_of_the_step(tmp_path: Path, server: Server) -> None:
     """The first step's loss does not depend on how many ranks compute it."""
     first = []

@@ -55,14 +55,14 @@ def killed(folder: Path, server: Server, tree: dict[str, Any], kills: dict[int, 
     return state(config)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.whole)])
 def test_a_killed_rank_ends_the_others(rank: int, tmp_path: Path, server: Server) -> None:
     """In the middle of a commit; the others say so in one line."""
     expected, counts = whole(tmp_path, server, TREE)
     assert killed(tmp_path, server, TREE, {rank: counts[rank] * 4 // 5}) == expected
 
 
-@pytest.mark.proof
+@pytest.mark.whole
 @pytest.mark.parametrize("tree", [TREE, CLIPPED], ids=["fused", "clipped"])
 def test_kills_anywhere(tree: dict[str, Any], tmp_path: Path, server: Server) -> None:
     """One rank, or both, at calls drawn from all of a run, creation and end included."""
@@ -86,7 +86,9 @@ def test_a_rank_that_hangs_ends_the_others_in_time(tmp_path: Path, server: Serve
     assert again.codes == [0, 0], again.said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.whole)]
+)
 def test_a_signal_to_one_rank_stops_all_behind_a_step(
     number: signal.Signals, tmp_path: Path, server: Server
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from swaptrain.cli import main
 from tests.report.browser import Browser, browser_path
 from tests.report.making import changed_config, full_run
+from tests.support.matrix import matrix
 
 pytestmark = [
     pytest.mark.trains,
@@ -70,9 +71,9 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.mark.parametrize("page", ["one", "two"])
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("page", "width", "dark"), matrix(["one", "two"], [400, 1400], [False, True], by_pairs=False)
+)
 def test_a_page_can_be_read(
     page: str, width: int, dark: bool, pages: dict[str, Path], browser: Browser
 ) -> None:
