@@ -74,9 +74,11 @@ def check_run(run: Path) -> Path:
 
 
 def check_one_process(run_dir: Path, verb: str) -> None:
-    """Raise ConfigError for a run of several ranks, which a verb cannot take yet."""
+    """Raise ConfigError for a run of several ranks, which a verb cannot take yet, or one's part."""
+    from swaptrain.ranks.limits import refuse_part
     from swaptrain.store.paths import rank_dirs
 
+    refuse_part(run_dir)
     if count := len(rank_dirs(run_dir)):
         raise ConfigError(
             f"{verb} does not read a run of {count} ranks yet: export it, or make it one of one "

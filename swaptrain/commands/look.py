@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from swaptrain.commands.arguments import (
@@ -101,7 +103,7 @@ def inspect(given: Arguments) -> None:
     if given.memory:
         from swaptrain.verbs.inspection.memory_table import read_memory, show_memory
 
-        show_memory(read_memory(run_dir), given.order or "size")
+        show_memory(read_memory(_one_of(run_dir)), given.order or "size")
         return
     if given.what is None:
         if given.from_step is not None or given.json:
@@ -112,14 +114,36 @@ def inspect(given: Arguments) -> None:
     from swaptrain.verbs.inspection.difference import inspect_difference, is_run
     from swaptrain.verbs.inspection.tensor import inspect_tensors
 
-    if is_run(other := expand_argument(Path(given.what))):
-        inspect_difference(
-            run_dir, check_run(other), from_step=given.from_step, as_json=given.json, note=say
-        )
-    else:
-        inspect_tensors(
-            run_dir, given.what, from_step=given.from_step, as_json=given.json, note=say
-        )
+    step, as_json = given.from_step, given.json
+    with _whole(run_dir) as there:
+        if is_run(other := expand_argument(Path(given.what))):
+            same = other.resolve() == run_dir.resolve()
+            with nullcontext(there) if same else _whole(check_run(other)) as second:
+                inspect_difference(there, second, from_step=step, as_json=as_json, note=say)
+        else:
+            inspect_tensors(there, given.what, from_step=step, as_json=as_json, note=say)
+
+
+@contextmanager
+def _whole(run_dir: Path) -> Iterator[Path]:
+    """Yield a run directory that has all of a run's tensors. Raises ConfigError for one rank's."""
+    from swaptrain.ranks.layout import joined
+    from swaptrain.ranks.limits import refuse_part
+
+    refuse_part(run_dir)
+    with joined(run_dir, say) as there:
+        yield there
+
+
+def _one_of(run_dir: Path) -> Path:
+    """Return the directory whose rows are shown: of several ranks that of the first, said so."""
+    from swaptrain.store.paths import rank_dirs
+
+    directories = rank_dirs(run_dir)
+    if not directories:
+        return run_dir
+    say(f"{run_dir} holds a run of {len(directories)} ranks: this is the part of rank 0")
+    return directories[0]
 
 
 def _inspect(run_dir: Path) -> None:
@@ -135,8 +159,7 @@ def _inspect(run_dir: Path) -> None:
     from swaptrain.ranks.layout import joined  # which imports torch
 
     if any(map(lock_owner, directories)):
-        say(f"{len(directories)} ranks train in {run_dir}: this is the part of rank 0")
-        inspect_run(directories[0])
+        inspect_run(_one_of(run_dir))
     else:
         with joined(run_dir, say) as there:
             inspect_run(there, named=run_dir)
@@ -171,7 +194,7 @@ def report(given: Arguments) -> None:
 
     The path of the page is printed. See docs/report.md.
     """
-    runs = [check_run(run) for run in (given.run, given.other) if run is not None]
+    runs = [_one_of(check_run(run)) for run in (given.run, given.other) if run is not None]
     from swaptrain.verbs.report import write_report
 
     to = None if given.to is None else expand_argument(given.to)

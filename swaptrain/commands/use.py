@@ -47,7 +47,8 @@ def export(given: Arguments) -> None:
         raise ConfigError(f"--to {target}: name a directory, or a file that ends in .safetensors")
     shard_bytes = parse_size(given.max_shard)
     run_dir = check_run(given.run)
-    from swaptrain.ranks.layout import joined, refuse_part
+    from swaptrain.ranks.layout import joined
+    from swaptrain.ranks.limits import refuse_part
     from swaptrain.verbs.export import export_weights
 
     refuse_part(run_dir)
@@ -118,6 +119,7 @@ def evaluate(given: Arguments) -> None:
         check_one_process(run_dir, "eval")
         given.config = RunPaths(run_dir).config
     loaded = load(given)
+    check_one_process(loaded.run.dir, "eval")
     set_up_torch()
     from swaptrain.verbs.evaluate import evaluate_run, with_held_out
     from swaptrain.verbs.recorded_code import refuse_code
@@ -173,6 +175,8 @@ def generate(given: Arguments) -> None:
     if run_dir is not None:
         check_one_process(run_dir, "generate")
     loaded = None if given.config is None else load_config(expand_argument(given.config), given.set)
+    if loaded is not None:
+        check_one_process(loaded.run.dir, "generate")
     set_up_torch()
     from swaptrain.generate import Prompt, Sampling, read_prompts
     from swaptrain.verbs.generate import as_row, generate_text, recorded

@@ -17,12 +17,13 @@ from swaptrain.program.instructions import Instruction, Kind, ObjectKey
 from swaptrain.program.roles import Role
 from swaptrain.store.paths import ASIDE
 
-__all__ = ["HOLDERS", "MemoryRecord", "MemoryRow", "thinned"]
+__all__ = ["HOLDERS", "MemoryRecord", "MemoryRow", "holder_of", "thinned"]
 
 HOLDERS = ("weights", "state", "gradients", "values", "saved", "cache", "staging")
 """Who holds memory of the pool; docs/memory.md says what each is."""
 _WEIGHTS, _STATE, _GRADIENTS, _VALUES, _SAVED = range(5)
 _OF_KIND = {
+    Kind.SHARED: _WEIGHTS,
     Kind.VALUE: _VALUES,
     Kind.GRADIENT: _GRADIENTS,
     Kind.ACCUMULATOR: _GRADIENTS,
@@ -105,7 +106,7 @@ class MemoryRecord:
         """Note what is held now: `instruction` has computed, and `slabs` are still its own."""
         held = [0, 0, 0, 0, 0]
         for key, slab in slabs.items():
-            held[_holder(key)] += slab.nbytes
+            held[holder_of(key)] += slab.nbytes
         live_bytes, pool_bytes = self._pool.live_bytes, self._pool.held_bytes
         staging_bytes = max(0, pool_bytes - live_bytes) + self._staging_bytes()
         allocator = self._ask(instruction)
@@ -175,7 +176,8 @@ class MemoryRecord:
         self._written_s = self._clock()
 
 
-def _holder(key: ObjectKey) -> int:
+def holder_of(key: ObjectKey) -> int:
+    """Return the number of the holder that an object counts to, in `HOLDERS`."""
     if key.kind is Kind.STATE:
         return _STATE if key.role is Role.OPTIMIZER else _WEIGHTS
     return _OF_KIND[key.kind]

@@ -29,7 +29,7 @@ from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs
 from swaptrain.store.read.held_segments import Held, check_held, held_segment
 from swaptrain.store.read.step_in_links import Copier, delete
 
-__all__ = ["RankStore", "joined", "lay_out", "read_ranks", "refuse_part"]
+__all__ = ["RankStore", "joined", "lay_out", "read_ranks"]
 
 _OF_ONE = ("rank", "ranks")
 """Keys of a root that a run of one process has not."""
@@ -176,14 +176,3 @@ def _held(directory: Path, root: RootRecord, tree: str, step: int) -> Iterator[H
                 path=None if found.state is None else found.state.path,
             )
         yield found
-
-
-def refuse_part(run_dir: Path) -> None:
-    """Raise ConfigError for the directory of one rank, which has a part of the weights."""
-    for tree in TREES:
-        root = read_root(run_dir, tree=tree)
-        if root is not None and root.ranks > 1:
-            raise ConfigError(
-                f"{run_dir} has the segments of rank {root.rank} of {root.ranks}: give the "
-                f"directory of the run, {run_dir.parent}"
-            )

@@ -7,9 +7,10 @@ from pathlib import Path
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.ranks.launch import Launch
-from swaptrain.store.paths import RunPaths, rank_dir, rank_dirs
+from swaptrain.store.format.root import read_root
+from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs
 
-__all__ = ["check_alone", "check_resharded", "check_together", "config_of_rank"]
+__all__ = ["check_alone", "check_resharded", "check_together", "config_of_rank", "refuse_part"]
 
 
 def check_alone(run_dir: Path) -> None:
@@ -21,6 +22,18 @@ def check_alone(run_dir: Path) -> None:
             f"{run_dir} holds a run of {found} ranks: start it with torchrun (--nproc-per-node on "
             f"each machine, {found} in all), or set run.dir to another directory"
         )
+    refuse_part(run_dir)
+
+
+def refuse_part(run_dir: Path) -> None:
+    """Raise ConfigError for the directory of one rank, which has a part of the weights."""
+    for tree in TREES:
+        root = read_root(run_dir, tree=tree)
+        if root is not None and root.ranks > 1:
+            raise ConfigError(
+                f"{run_dir} has the segments of rank {root.rank} of {root.ranks}: give the "
+                f"directory of the run, {run_dir.parent}"
+            )
 
 
 def check_resharded(run_dir: Path) -> None:

@@ -11,19 +11,21 @@ from swaptrain.program.instructions import Operation
 from swaptrain.report.rows import Column
 from swaptrain.report.timeline import Busy, StepTrace
 
-__all__ = ["Lane", "Lanes", "Piece", "busy_s", "lanes_of"]
+__all__ = ["KINDS", "Lane", "Lanes", "Piece", "busy_s", "lanes_of"]
 
 _MOST_BLOCKS = 1_500
 """Intervals of a lane; nearer than the width of a page over this many, they are one."""
 _BINS = 400
 FORWARD, BACKWARD, UPDATE, OTHER, WAITING, READS, WRITES, COMMITS = 6, 1, 3, 7, 2, 5, 4, 7
 """Colours of the page's palette."""
-_KINDS = (
+KINDS = (
     ("forward", FORWARD, (Operation.FORWARD,)),
     ("backward", BACKWARD, (Operation.TURN, Operation.BACKWARD)),
     ("update", UPDATE, (Operation.UPDATE,)),
+    ("exchange", WAITING, (Operation.SHARE, Operation.COLLECT)),
     ("other", OTHER, (Operation.LOAD, Operation.NORMS, Operation.STORE, Operation.EVALUATE)),
 )
+"""How each operation is drawn in the lane of computing."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def lanes_of(trace: StepTrace) -> Lanes:
     seconds = max(trace.seconds, 1e-9)
     computing = [
         Piece(name, color, _together([b for b in trace.computing if b.what in kinds], seconds))
-        for name, color, kinds in _KINDS
+        for name, color, kinds in KINDS
     ]
     waiting = Piece("waiting", WAITING, _together(trace.waiting, seconds))
     commits = Piece("commits", COMMITS, _together(trace.commits, seconds))

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from swaptrain.cli import main
 from tests.support.matrix import proof_but
+from tests.support.mixtures import MIXTURES
 from tests.support.ranks import ddp, together
-from tests.support.runs import config_of, losses, reference, rows
+from tests.support.runs import assert_same_bits, config_of, losses, reference, rows
 from tests.support.serving import Server
 from tests.support.together import GPT, assert_same_as, rank_config
 
@@ -22,7 +25,7 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": True, "max_position_embeddings": 32,
 }  # fmt: skip
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "four micro-batches": (2, {}),
+    "four micro-batches": (2, {"run": {"memory": True, "trace": 2}}),
     "clipped, one micro-batch each": (
         2, {"data": {"micro_batches": 2}, "optimizer": {"clip_norm": 0.3}},
     ),
@@ -63,9 +66,31 @@ def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server:
     assert ended.codes == [0] * ranks, ended.said
     plain = reference(config, ranks=ranks)
     assert_same_as(config, plain, ranks=ranks)
+    if config.run.memory:
+        for rank in range(ranks):
+            assert (tmp_path / "run" / f"rank-{rank:03d}" / "memory.json").is_file()
     if plain.eval_losses:
         found = rows(tmp_path / "run" / "rank-000")
         assert {row["step"]: row["eval_loss"] for row in found} == plain.eval_losses
+
+
+@pytest.mark.proof
+def test_ranks_own_ranges_of_experts(tmp_path: Path, server: Server) -> None:
+    """Of one stack each has some; its weights are those of the reference, its norm is near it."""
+    tree = {
+        "model": {"hf": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}},
+        "data": {"python": "tests.support.datasets:text"},
+        "memory": {"segment": "16KiB", "experts": 3},
+    }
+    config = rank_config(tmp_path / "run", tree)
+    ended = together(server, config, 2)
+    assert ended.codes == [0, 0], ended.said
+    plain = reference(config, ranks=2)
+    assert [row["loss"] for row in rows(tmp_path / "run" / "rank-001")] == plain.losses
+    to = tmp_path / "whole.safetensors"
+    assert main(["export", str(tmp_path / "run"), "--to", str(to), "--dtype", "float32"]) == 0
+    stored = load_file(to)
+    assert_same_bits({name: stored[name] for name in plain.parameters}, plain.parameters)
 
 
 @pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.whole)])

@@ -22,8 +22,14 @@ from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import Slab, SlabPool
 from swaptrain.memory.tier import Tier
 from swaptrain.observe.memory_growth import MemoryGrowth
-from swaptrain.observe.memory_record import HOLDERS, MemoryRecord, MemoryRow, thinned
-from swaptrain.program.instructions import Instruction, ObjectKey, Operation
+from swaptrain.observe.memory_record import (
+    HOLDERS,
+    MemoryRecord,
+    MemoryRow,
+    holder_of,
+    thinned,
+)
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
 from swaptrain.run.memory_guard import SpareBlocks
@@ -361,3 +367,10 @@ def test_inspect_refuses_what_is_not_there_or_no_record(
     assert main(["inspect", str(weighed), "--memory"]) == 2
     assert "train with run.memory=true" in capsys.readouterr().err
     path.write_bytes(content)
+
+
+def test_each_kind_of_object_has_a_holder() -> None:
+    """Weights of another rank too."""
+    for kind in Kind:
+        assert 0 <= holder_of(ObjectKey(kind, "weights", 1)) < len(HOLDERS)
+    assert HOLDERS[holder_of(ObjectKey(Kind.SHARED, "weights", 1))] == "weights"

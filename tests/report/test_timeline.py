@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swaptrain.report.lanes import busy_s, lanes_of
+from swaptrain.program.instructions import Operation
+from swaptrain.report.lanes import KINDS, busy_s, lanes_of
 from swaptrain.report.timeline import Busy, read_trace
 from swaptrain.verbs.train import train
 from tests.report.making import MIB, trace_events, write_trace
@@ -104,3 +105,9 @@ def test_the_hits_of_a_run_are_what_its_metrics_count(
         assert sum(hits.found_bytes for hits in used) > 0
     first = trace.steps[0]
     assert all(hits.read_bytes for hits in first.forward.values()), "memory is empty at first"
+
+
+def test_each_operation_has_a_colour() -> None:
+    """Exchanges between ranks too: what has none would not be drawn, and nobody would know."""
+    drawn = [operation for _, _, operations in KINDS for operation in operations]
+    assert sorted(drawn) == sorted(Operation)

@@ -179,7 +179,17 @@ def test_a_machine_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a fast one", "disk 7GB", "disk fast", "100 FLOPS", "ram", "pcie 3GB/s", "disk 0GB/s"]
+    "text",
+    [
+        "a fast one",
+        "disk 7GB",
+        "disk fast",
+        "100 FLOPS",
+        "0 TFLOPS",
+        "ram",
+        "pcie 3GB/s",
+        "disk 0GB/s",
+    ],
 )
 def test_a_machine_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

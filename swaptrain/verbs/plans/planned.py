@@ -25,6 +25,7 @@ from swaptrain.planning.prepare import Prepared, recorded_config
 from swaptrain.planning.step_bytes import boundary_bytes, least_bytes, state_bytes
 from swaptrain.planning.step_cost import Price, price
 from swaptrain.planning.update_rules import update_rules
+from swaptrain.ranks.limits import check_alone
 from swaptrain.run.idle_rates import check_rates, steps_done
 from swaptrain.run.run_names import check_own
 from swaptrain.store.access.containment import check_contained
@@ -123,6 +124,7 @@ def planned(config: Config, note: Callable[[str], None] = lambda _: None) -> Pla
     except for a disk that is too full.
     """
     run_dir = config.run.dir
+    check_alone(run_dir)
     check_own(run_dir)
     check_contained(run_dir)
     recorded = recorded_config(run_dir)

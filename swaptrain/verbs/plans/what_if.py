@@ -77,6 +77,8 @@ def parse_machine(text: str) -> OtherMachine:
             found = replace(found, ram_bytes=parse_size(rest))
         elif match := _FLOPS.fullmatch(part):
             number, factor = match.groups()
+            if not float(number):
+                raise _wrong(part)
             found = replace(found, flops_per_s=float(number) * _FACTORS[factor.lower()])
         else:
             raise _wrong(part)
