@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import inspect
 import json
@@ -57,8 +56,7 @@ def hugging_face_factory(
     os.environ["HF_HUB_OFFLINE"] = "1"
     with uncollected():
         import transformers
-
-        importlib.import_module("transformers.modeling_utils")  # which each class of a model needs
+        import transformers.modeling_utils  # which each class of a model needs
     job = job or job_of(config)
     transformers.logging.set_verbosity_error()
     tree = _read_config(config.model.hf)

@@ -65,12 +65,15 @@ def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
 
 
 def test_what_a_step_writes_is_counted_beside_an_evaluation(tmp_path: Path) -> None:
-    """That waits for it: in the line of the next step, as without one."""
+    """That waits for it: in the line of the next step, as without one.
+
+    How many values are spilled before they are used differs by some per mille from run to run.
+    """
     watched = rows(trained(job(tmp_path / "watched", steps=4)))
     blind = rows(trained(job(tmp_path / "blind", steps=4, eval=None)))
     assert min(row["write_bytes"] for row in watched[1:]) > 0
     written, others = (sum(row["write_bytes"] for row in found) for found in (watched, blind))
-    assert written >= others > 0
+    assert others > 0 and 0.95 * others <= written <= 1.05 * others
 
 
 def test_a_run_of_no_steps_has_a_loss(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_experts_in_ranges_have_the_bits_of_plain_pytorch(
 
 
 MODES: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": {"name": "sgd", "lr": 1e-2, "arguments": {"momentum": 0.9}}},
+    "sgd": {"optimizer": {"name": "sgd", "lr": 1e-2, "momentum": 0.9}},
     "8bit": {"optimizer": {"state": "8bit"}},
     "rounded by chance": {
         "optimizer": {"state": "bfloat16"}, "model": {"dtype": "bfloat16", "master": "none"},

@@ -11,7 +11,7 @@ import torch
 
 from swaptrain.compute.loss_scale import LossScale
 from swaptrain.errors import ConfigError, NotFiniteError
-from swaptrain.observe.progress_line import progress_line
+from swaptrain.observe.progress_line import RunSoFar, progress_line
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.store.read.live_store import look
 from tests.support.matrix import proof_but
@@ -136,7 +136,7 @@ def test_what_is_said_and_stored(tmp_path: Path) -> None:
     row = StepMetrics(
         step=1, loss=2.0, lr=0.1, tokens=8, step_s=1.0, loss_scale=65536.0, skipped=True
     )
-    assert "| overflow at scale 65536, skipped |" in progress_line(row, total_steps=9)
+    assert "| overflow at scale 65536, skipped |" in progress_line(row, RunSoFar(total_steps=9))
     run = trained(config_of(tmp_path / "a", {**GPT, "train": {"steps": 1}}))
     store = look(run)
     assert store is not None

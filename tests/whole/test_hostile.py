@@ -214,7 +214,7 @@ def test_files_are_made_in_the_run_only(tmp_path: Path) -> None:
         "sys.addaudithook(watch)\n"
         "from swaptrain.cli import main\n"
         "code = main(['--config', run])\n"
-        "print('\\n'.join(sorted(made)))\n"
+        "print('\\n'.join(f'made {path}' for path in sorted(made)))\n"
         "sys.exit(code)\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(job / "cache"), "TMPDIR": str(job / "tmp")}
@@ -227,7 +227,8 @@ def test_files_are_made_in_the_run_only(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    made = [Path(line) for line in done.stdout.splitlines() if line.startswith("/")]
+    lines = done.stdout.splitlines()
+    made = [Path(line.removeprefix("made ")) for line in lines if line.startswith("made ")]
     assert any(path.name == "metrics.jsonl" for path in made)
     allowed = (config.run.dir, job / "cache" / "swaptrain", Path("/dev/null"), Path("/proc/self"))
     astray = {path for path in made if not any(path.is_relative_to(place) for place in allowed)}

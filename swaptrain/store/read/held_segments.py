@@ -89,5 +89,7 @@ def check_held(held: Held, root: RootRecord) -> None:
     missing = [name for name in root.segments[k - 1].parameters if name not in names]
     if missing:
         raise DamagedStoreError(
-            f"{len(missing)} parameters of a segment are missing, {missing[0]} first", segment=k
+            f"{len(missing)} parameters of a segment are missing, {missing[0]} first",
+            segment=k,
+            path=held.link if held.state is None else held.state.path,
         )
