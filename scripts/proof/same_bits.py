@@ -158,7 +158,7 @@ def run(tree: Path, changes: dict[str, Any], folder: Path) -> Found:
 
 def as_known_at(tree: Path, store: dict[str, Any]) -> dict[str, Any]:
     """Return the section `store` with the keys that a tree has for its `commit`."""
-    schema = (tree / "swaptrain/config/schema.py").read_text()
+    schema = "".join(file.read_text() for file in (tree / "swaptrain/config").glob("*.py"))
     if "unit: Literal" in schema:
         return store
     if "class CommitConfig" in schema:

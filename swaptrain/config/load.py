@@ -9,32 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from swaptrain.config.messages import config_error
-from swaptrain.config.optimizer import OptimizerConfig, ScheduleConfig
-from swaptrain.config.resume_rules import (
-    Change,
-    Changes,
-    changes,
-    check_resume,
-    resume_rule,
-    with_recorded,
-)
-from swaptrain.config.schema import (
-    Config,
-    DataConfig,
-    EvalConfig,
-    MemoryConfig,
-    ModelConfig,
-    RunConfig,
-    StoreConfig,
-    TrainConfig,
-)
+from swaptrain.config.schema import Config
 from swaptrain.config.yaml_text import Tree, parse_yaml, read_yaml
 from swaptrain.errors import ConfigError
 
-__all__ = ["Change", "Changes", "Config", "DataConfig", "EvalConfig", "MemoryConfig"]
-__all__ += ["ModelConfig", "OptimizerConfig", "RunConfig", "ScheduleConfig", "StoreConfig"]
-__all__ += ["TrainConfig", "changes", "check_resume", "config_of", "load_config", "parse_config"]
-__all__ += ["resume_rule", "with_recorded"]
+__all__ = ["config_of", "load_config", "parse_config"]
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

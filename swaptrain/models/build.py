@@ -22,7 +22,8 @@ from swaptrain.capture.init.construct import Addition, Construction, construct
 from swaptrain.capture.inputs.casts import batch_dtypes, cast_batch, describe_casts
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.capture.uncut import Uncut
-from swaptrain.config.schema import Config, ModelConfig
+from swaptrain.config.model import ModelConfig
+from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut
 from swaptrain.models.adapter_files import AdapterFiles
 from swaptrain.models.checkpoint import Checkpoint

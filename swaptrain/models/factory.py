@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from swaptrain.config.schema import ModelConfig
+from swaptrain.config.model import ModelConfig
 from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.models.checkpoint import Checkpoint, open_weights
 from swaptrain.models.own_names import OwnNames

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swaptrain.capture.init.construct import Values
 from swaptrain.capture.precision import kept_in_float32
-from swaptrain.config.schema import ModelConfig
+from swaptrain.config.model import ModelConfig
 from swaptrain.errors import ConfigError
 from swaptrain.models.freeze import nearest
 from swaptrain.models.quantization import rounded

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swaptrain.config.schema import Config, KeepConfig
+from swaptrain.config.schema import Config
+from swaptrain.config.store import KeepConfig
 from swaptrain.data.corpus import find_files
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError

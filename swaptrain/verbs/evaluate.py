@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swaptrain.chat.files import SUFFIXES
-from swaptrain.config.schema import Config, EvalConfig
+from swaptrain.config.data import EvalConfig
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, RunError, StoppedBySignal
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.progress import Progress

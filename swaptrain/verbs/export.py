@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from swaptrain.config.load import Config, load_config
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.store.format.origin import read_origin
 from swaptrain.store.format.root import RootRecord

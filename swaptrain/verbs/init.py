@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swaptrain.compute.device import open_device
-from swaptrain.config.load import Config, parse_config
+from swaptrain.config.load import parse_config
 from swaptrain.config.paths import cached_model
+from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.machine.speeds import machine
 from swaptrain.start import (

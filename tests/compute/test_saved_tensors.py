@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from swaptrain.compute import runner
 from swaptrain.compute.saved_tensors import SavedTensors
-from swaptrain.config.schema import CommitConfig
+from swaptrain.config.store import CommitConfig
 from swaptrain.machine.speeds import Machine
 from swaptrain.planning.choose import choose_plan, choose_saves
 from swaptrain.planning.planner import Plan

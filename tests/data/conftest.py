@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 
 
 @pytest.fixture

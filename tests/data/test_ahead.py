@@ -13,7 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import Batches, open_data, open_example
 from swaptrain.errors import ConfigError, RunError
 

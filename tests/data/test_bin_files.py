@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from swaptrain.config.schema import DataConfig, EvalConfig
+from swaptrain.config.data import DataConfig, EvalConfig
 from swaptrain.data import open_data, open_eval, open_example
 from swaptrain.errors import ConfigError
 

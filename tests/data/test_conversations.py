@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from swaptrain.config.schema import DataConfig, EvalConfig
+from swaptrain.config.data import DataConfig, EvalConfig
 from swaptrain.data import Batches, look_at_held_out, open_data, open_eval, open_example
 from swaptrain.errors import ConfigError
 from tests.chat.conftest import write_tokenizer

@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import open_data
 
 _MIB = 2**20

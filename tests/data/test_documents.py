@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import open_data, open_example
 from swaptrain.errors import ConfigError
 from tests.support.matrix import proof_but

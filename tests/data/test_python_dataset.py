@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swaptrain.config.schema import DataConfig, EvalConfig
+from swaptrain.config.data import DataConfig, EvalConfig
 from swaptrain.data import open_data, open_eval, open_example
 from swaptrain.errors import ConfigError
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from swaptrain.config.schema import DataConfig, EvalConfig
+from swaptrain.config.data import DataConfig, EvalConfig
 from swaptrain.data import open_data, open_eval, open_example
 from swaptrain.data.batches import Batches
 from swaptrain.data.seeded import check_repeatable, item_seed

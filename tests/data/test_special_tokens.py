@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import open_data
 from swaptrain.data.tokenizer import HuggingFaceTokenizer, open_tokenizer
 from swaptrain.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 import torch
 import zarr
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import Batches, open_data, open_example
 from swaptrain.data.tokens import token_array as token_array_module
 from swaptrain.errors import ConfigError, RunError

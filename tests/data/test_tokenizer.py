@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import open_data
 from swaptrain.data import text as text_module
 from swaptrain.data import tokenizer as tokenizer_module

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from swaptrain.config.schema import DataConfig
+from swaptrain.config.data import DataConfig
 from swaptrain.data import open_data, open_example
 from swaptrain.errors import ConfigError
 

@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from swaptrain.compute.learning_rate import Schedule, learning_rate
-from swaptrain.config.load import Config, load_config
-from swaptrain.config.schema import TrainConfig
+from swaptrain.config.load import load_config
+from swaptrain.config.schema import Config
+from swaptrain.config.train import TrainConfig
 from swaptrain.data.batches import Batches
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.plan import plan

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swaptrain.config.load import Config, parse_config
+from swaptrain.config.load import parse_config
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.start import DataFacts, MachineFacts, Method, ModelFacts, chosen
 from swaptrain.start import choices as choices_module

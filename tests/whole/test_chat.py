@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swaptrain.config.load import Config
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.plan import plan
 from tests.chat.conftest import write_tokenizer

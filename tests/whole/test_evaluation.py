@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from swaptrain.config.schema import Config, DataConfig, EvalConfig
+from swaptrain.config.data import DataConfig, EvalConfig
+from swaptrain.config.schema import Config
 from swaptrain.data import look_at_held_out, open_eval
 from swaptrain.errors import BudgetError, CaptureError, ConfigError
 from swaptrain.planning.prepare import Prepared

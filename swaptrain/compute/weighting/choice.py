@@ -9,7 +9,8 @@ from torch import Tensor
 
 from swaptrain.capture.losses.counting import Counter
 from swaptrain.capture.losses.terms import LossTerms
-from swaptrain.config.schema import Config, DataConfig
+from swaptrain.config.data import DataConfig
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 
 __all__ = ["LossWeighting", "choose_weighting"]
