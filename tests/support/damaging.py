@@ -19,6 +19,7 @@ from typing import Any
 from swaptrain.store.check.verify import Verifier
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.record import read_record
+from tests.support.forking import fork
 from tests.support.killing import Runs, final_state, metrics_key
 
 __all__ = ["ACTIONS", "KINDS", "damage", "damageable"]
@@ -182,7 +183,7 @@ def _judge(
 def _verified(runs: Runs, folder: Path) -> list[str]:
     """Verify in a child, since this process starts no thread; return the findings."""
     to = folder / "findings.json"
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             with DirectIO() as io:

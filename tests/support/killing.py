@@ -32,6 +32,7 @@ from swaptrain.run.steps import Training
 from swaptrain.store.disk import durable_files as files
 from swaptrain.store.format.record import read_record
 from tests.support.durability_sabotage import leave_out
+from tests.support.forking import fork
 from tests.support.repeated import Again, lives, logger, repeated
 from tests.support.runs import config_of
 
@@ -231,7 +232,7 @@ def in_child(
     Returns the wait status, and what `body` returned beside the code; None of a child that died.
     """
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         os.close(reading)
         code, content = body()

@@ -19,6 +19,7 @@ from swaptrain.capture.forward.loss import loss_of
 from swaptrain.cli import main
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
+from tests.support.forking import fork
 from tests.support.serving import Server
 
 __all__ = ["ACTIONS", "Ended", "ddp", "together"]
@@ -146,7 +147,7 @@ def _together(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _child(plan: dict[str, Any], rank: int, port: int, log: Path) -> int:
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     code = 70

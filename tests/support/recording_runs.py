@@ -27,6 +27,7 @@ from swaptrain.store.format.root import create_root
 from swaptrain.store.slots.commit import Committer
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import Snapshots
+from tests.support.forking import fork
 from tests.support.killing import final_state, metrics_key
 from tests.support.recording import Event, Recorder
 from tests.support.recording_sabotage import SABOTAGES
@@ -153,7 +154,7 @@ def _config(folder: Path, tree: dict[str, Any]) -> Config:
 def _in_child(action: Callable[[], Any]) -> Any:
     """Return what `action` returns in a forked child."""
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         code = 1
         try:
