@@ -123,7 +123,7 @@ def _leave(monkeypatch: pytest.MonkeyPatch, *, instructions: float) -> None:
                 for settings in ("fused", "parts", "8bit", "clipped", "evaluated")
             ),
             *[("bfloat16", "parts"), ("batch-norm", "fused"), ("batch-norm", "clipped")],
-            *[("tied", "clipped"), ("masked", "fused")],
+            *[("tied", "clipped"), ("masked", "fused"), ("float16", "fused")],
         ],
     ),
 )

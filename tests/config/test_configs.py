@@ -113,7 +113,7 @@ def test_digits_returns_a_loss_for_its_own_images() -> None:
     assert loss.shape == () and torch.isfinite(loss)
 
 
-@pytest.mark.proof
+@pytest.mark.whole
 @pytest.mark.trains
 @pytest.mark.usefixtures("in_root")
 def test_the_vision_example_trains_as_plain_pytorch(tmp_path: Path) -> None:

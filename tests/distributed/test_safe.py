@@ -74,6 +74,7 @@ def test_kills_anywhere(tree: dict[str, Any], tmp_path: Path, server: Server) ->
         assert killed(tmp_path, server, tree, kills) == expected, kills
 
 
+@pytest.mark.whole
 def test_a_rank_that_hangs_ends_the_others_in_time(tmp_path: Path, server: Server) -> None:
     """With a message that names the key; the run goes on."""
     tree = {**TREE, "distributed": {"timeout": 4}}

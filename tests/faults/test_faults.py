@@ -30,7 +30,10 @@ def _ask(server: Server, folder: Path, mode: str, start: str, **more: Any) -> di
             *(("parts", "interrupted"), ("parts-8bit", "nothing"), ("float16", "interrupted")),
         ],
         ("clipped", "interrupted"),
-        whole=[("trees", "nothing"), ("parts-8bit", "nothing"), ("float16", "interrupted")],
+        whole=[
+            *(("trees", "nothing"), ("parts-8bit", "nothing"), ("float16", "interrupted")),
+            ("fused", "nothing"),
+        ],
     ),
 )
 def test_a_fault_ends_in_one_message_and_the_run_goes_on_to_the_same_bits(

@@ -50,7 +50,7 @@ def test_no_power_failure_loses_a_commit_or_shows_a_mixture() -> None:
         assert report["resumed"] > 3
 
 
-@pytest.mark.proof
+@pytest.mark.whole
 def test_nor_where_a_disk_does_not_pass_on_that_all_of_it_be_flushed() -> None:
     """As behind FUSE: there is no syncfs, and every file that counts is flushed by itself."""
     (report,) = replay(

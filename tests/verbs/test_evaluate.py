@@ -142,6 +142,7 @@ def test_a_snapshot_is_evaluated(settings: str, tmp_path: Path) -> None:
         evaluate_run(config, 1)
 
 
+@pytest.mark.whole
 def test_a_snapshot_that_is_dropped_meanwhile_is_no_other_step(tmp_path: Path) -> None:
     """Its slots are written again, through the same links: that is said, and no loss is."""
     keep = {"store": {"keep": {"every": 1, "last": 1}}}
@@ -225,8 +226,7 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("verb", ["eval", "train"])
+@pytest.mark.parametrize("verb", proof_but(["eval", "train"], whole=["train"]))
 def test_a_kill_inside_an_evaluation_loses_nothing(verb: str, tmp_path: Path) -> None:
     """The next `eval` gives the loss of a run that was not killed, and training its bits."""
     whole = trained(job(tmp_path / "whole", steps=3))

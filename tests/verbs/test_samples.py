@@ -51,7 +51,9 @@ def written(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in RunPaths(run_dir).samples.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("settings", proof_but(SETTINGS, "trees", whole=("fused", "clipped")))
+@pytest.mark.parametrize(
+    "settings", proof_but(SETTINGS, "trees", whole=("fused", "clipped", "small"))
+)
 def test_texts_are_those_of_generate(settings: str, tmp_path: Path) -> None:
     """Of each evaluated step, and the training keeps its bits; a last step's by the verb."""
     config = job(tmp_path, "run", settings, samples=PROMPTS)

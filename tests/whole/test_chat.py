@@ -53,7 +53,7 @@ def chat(tmp_path: Path, name: str, **sections: Any) -> Config:
     proof_but(
         [("float32", True), ("bfloat16", False), ("float32", False), ("bfloat16", True)],
         ("float32", True),
-        whole=[("float32", False), ("bfloat16", True)],
+        whole=[("float32", False), ("bfloat16", True), ("bfloat16", False)],
     ),
 )
 def test_conversations_train_as_in_plain_pytorch(dtype: str, packing: bool, tmp_path: Path) -> None:
@@ -87,6 +87,7 @@ def test_packing_is_recorded(tmp_path: Path) -> None:
     assert losses(config.run.dir) == losses(whole.run.dir)
 
 
+@pytest.mark.whole
 def test_plan_shows_the_rows(tmp_path: Path) -> None:
     """Counts and a row with its trained tokens, before there is a run and of one."""
     config = chat(tmp_path, "run")
