@@ -25,6 +25,7 @@ from swaptrain.capture.inplace import replace_inplace
 from swaptrain.capture.losses.terms import loss_terms
 from swaptrain.capture.parameters.kinds import check_gradients, check_trained
 from swaptrain.capture.segments import Binding, SegmentGraph, slice_graph
+from swaptrain.capture.tokens.divided import DividedTokens, divide_tokens
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
 from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import CaptureError
@@ -111,24 +112,28 @@ def cut(
     working_bytes: Callable[[ParameterSpec], int],
     cuts: list[int] | None = None,
     skip_ignored: bool = False,
+    tokens: int | None = None,
 ) -> tuple[Captured, list[int]]:
     """Cut a captured graph by `limits`, or at the recorded `cuts`; return it and the cuts.
 
-    With `skip_ignored` the head computes no row that the loss ignores.
+    With `skip_ignored` the head computes no row that the loss ignores; with `tokens` what treats
+    each token by itself is computed over ranges of so many.
     """
     captured, trace = uncut.captured, uncut.trace
+    divided = None if tokens is None else divide_tokens(captured, trace, tokens)
     first_reader = _first_readers(uncut)
     if cuts is None:
         costs = graph_costs(
             captured, trace, uncut.origins, uncut.parameters, first_reader,
-            state_bytes, working_bytes, uncut.uncuttable,
+            state_bytes, working_bytes, uncut.uncuttable, divided,
         )  # fmt: skip
         cuts = choose_cuts(costs, limits)
     loss = _loss_node(captured)
     graphs, codes = slice_graph(
-        captured, trace, cuts, uncut.origins, loss, uncut.losses, skip_ignored=skip_ignored
-    )
-    model = _model_spec(uncut, graphs, loss, cuts)
+        captured, trace, cuts, uncut.origins, loss, uncut.losses,
+        skip_ignored=skip_ignored, divided=divided,
+    )  # fmt: skip
+    model = _model_spec(uncut, graphs, loss, cuts, divided)
     buffers = {
         name: resolve_attribute(captured, f"model.{name}").detach().clone()
         for name in model.buffers
@@ -210,7 +215,11 @@ def _tensor_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _model_spec(
-    uncut: Uncut, graphs: list[SegmentGraph], loss: fx.Node, cuts: list[int]
+    uncut: Uncut,
+    graphs: list[SegmentGraph],
+    loss: fx.Node,
+    cuts: list[int],
+    divided: DividedTokens | None,
 ) -> ModelSpec:
     trace = uncut.trace
     owned: set[str] = set()
@@ -235,14 +244,10 @@ def _model_spec(
                 buffers=tuple(mutated),
                 inputs=tuple(b.name for b in graph.bindings if b.kind == "value"),
                 outputs=tuple(node.name for node in graph.outputs),
-                activation_bytes=sum(
-                    tensor.untyped_storage().nbytes()
-                    for node in graph.nodes
-                    for tensor in trace.facts[node].tensors
-                    if trace.origin[int(tensor.untyped_storage()._cdata)] is node
-                ),
+                activation_bytes=sum(map(trace.made_bytes, graph.nodes)),
                 flops=sum(node_flops(node, trace) for node in graph.nodes),
                 unit=_unit(owns),
+                divided_bytes=divided.saved_bytes(graph.nodes, trace) if divided else 0,
             )
         )
     values = _values(uncut, graphs, segments)

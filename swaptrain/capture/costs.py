@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 import torch
@@ -13,6 +13,7 @@ from swaptrain.capture.cut import GraphCosts
 from swaptrain.capture.experts.operations import RANGE
 from swaptrain.capture.gradient_layout import overlaps
 from swaptrain.capture.segments import Binding
+from swaptrain.capture.tokens.divided import DividedTokens
 from swaptrain.capture.trace import Trace
 from swaptrain.program.model import ParameterSpec
 
@@ -30,8 +31,12 @@ def graph_costs(
     state_bytes: Callable[[ParameterSpec], int],
     working_bytes: Callable[[ParameterSpec], int],
     uncuttable: frozenset[fx.Node] = frozenset(),
+    divided: DividedTokens | None = None,
 ) -> GraphCosts:
-    """Return the costs along the computing nodes, for the cut."""
+    """Return the costs along the computing nodes, for the cut.
+
+    What is `divided` stays together, and exists a range at a time.
+    """
     nodes = [node for node in captured.graph.nodes if node.op == "call_function"]
     place = {node: i for i, node in enumerate(nodes)}
     state, working = [0] * len(nodes), [0] * len(nodes)
@@ -39,17 +44,14 @@ def graph_costs(
         if name in parameters:
             state[place[node]] += state_bytes(parameters[name])
             working[place[node]] += working_bytes(parameters[name])
-    activation = [
-        sum(
-            tensor.untyped_storage().nbytes()
-            for tensor in trace.facts[node].tensors
-            if trace.origin[int(tensor.untyped_storage()._cdata)] is node
-        )
-        for node in nodes
-    ]
+    if divided is None:
+        activation = list(map(trace.made_bytes, nodes))
+    else:
+        activation = [divided.at_once_bytes(node, trace) for node in nodes]
+    spans = [] if divided is None else [(place[a], place[b]) for a, b in divided.spans()]
     return GraphCosts(
         live_bytes=_live_bytes(nodes, place, trace),
-        legal=_legal_gaps(nodes, place, trace, captured, uncuttable),
+        legal=_legal_gaps(nodes, place, trace, captured, uncuttable, spans),
         state_bytes=state,
         working_bytes=working,
         activation_bytes=activation,
@@ -93,11 +95,12 @@ def _legal_gaps(
     trace: Trace,
     captured: fx.GraphModule,
     uncuttable: frozenset[fx.Node],
+    spans: Sequence[tuple[int, int]],
 ) -> list[bool]:
     """Forbid cuts where recomputation would see a write, and between a tuple and its parts.
 
-    And while a value is live that cannot be stored as it is: one of `uncuttable`, or one whose
-    elements share memory otherwise than by expansion (`unfold`).
+    Nor inside of `spans`, or while a value is live that cannot be stored as it is: one of
+    `uncuttable`, or one whose elements share memory otherwise than by expansion (`unfold`).
 
     For each activation storage that some operation writes: between the first node that touches it
     and the last that writes it. For each mutated buffer and written input: between its first and
@@ -110,6 +113,8 @@ def _legal_gaps(
             forbidden[first] += 1
             forbidden[last] -= 1
 
+    for from_node, to_node in spans:
+        forbid(from_node, to_node)
     touched: dict[int, list[int]] = {}
     written: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):

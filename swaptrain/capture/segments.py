@@ -10,10 +10,13 @@ import torch
 import xxhash
 from torch import fx
 
-from swaptrain.capture.cross_entropy import replace_cross_entropy
+from swaptrain.capture.loss_by_rows import entropy_in, replace_cross_entropy
 from swaptrain.capture.losses.rewriting import weigh
 from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.randomness import reseed
+from swaptrain.capture.tokens.divided import DividedTokens
+from swaptrain.capture.tokens.regions import Region
+from swaptrain.capture.tokens.rewriting import replace_regions
 from swaptrain.capture.trace import Trace, is_random, resolve_attribute
 
 __all__ = ["Binding", "Code", "SegmentGraph", "slice_graph"]
@@ -60,12 +63,13 @@ def slice_graph(
     losses: LossTerms,
     *,
     skip_ignored: bool = False,
+    divided: DividedTokens | None = None,
 ) -> tuple[list[SegmentGraph], list[Code]]:
     """Cut `captured` after the computing nodes numbered `cuts`.
 
     `origins` says what every placeholder and `get_attr` tensor stands for. `skip_ignored` leaves
-    rows that a cross entropy ignores out of the head. Returns the segments in order and the code of
-    every isomorphism class.
+    rows that a cross entropy ignores out of the head. What is `divided` is computed over ranges of
+    tokens. Returns the segments in order and the code of every isomorphism class.
     """
     nodes = [node for node in captured.graph.nodes if node.op == "call_function"]
     edges = [0, *(cut + 1 for cut in cuts), len(nodes)]
@@ -80,21 +84,43 @@ def slice_graph(
             for node in part
             if node is loss or any(home.get(user, k) != k for user in node.users)
         ]
-        graph, inputs, random, terms = _extract(part, outputs, losses)
+        graph, inputs, random, terms, copies = _extract(part, outputs, losses)
         written = frozenset().union(*(trace.facts[node].written for node in part))
         bindings = tuple(
             _binding(origins.get(node) or Binding("value", node.name), node, trace, written)
             for node in inputs
         )
+        own = [] if divided is None else [r for r in divided.regions if home.get(r.out) == k]
         key = _canonical(captured, trace, graph, inputs, bindings)
+        key += "".join(f" {copies[region.out]}" for region in own)
         if key not in classes:
             classes[key] = len(codes)
-            replace_cross_entropy(graph, captured, skip_ignored=skip_ignored)
+            if divided is not None:
+                _divide(graph, copies, divided, own, captured, skip_ignored=skip_ignored)
+            else:
+                replace_cross_entropy(graph, captured, skip_ignored=skip_ignored)
             codes.append(Code(fx.GraphModule(captured, graph)))
         segments.append(
             SegmentGraph(tuple(part), bindings, tuple(outputs), random, terms, classes[key])
         )
     return segments, codes
+
+
+def _divide(
+    graph: fx.Graph,
+    copies: Mapping[fx.Node, fx.Node],
+    divided: DividedTokens,
+    own: Sequence[Region],
+    owner: fx.GraphModule,
+    *,
+    skip_ignored: bool,
+) -> None:
+    """Let a segment compute what is divided over ranges of tokens, and other losses by rows."""
+    replace_regions(graph, own, copies, divided.tokens)
+    heads = [entropy_in(copies[head[-1]]) for head in divided.heads if head[-1] in copies]
+    replace_cross_entropy(
+        graph, owner, skip_ignored=skip_ignored, tokens=divided.tokens, heads=heads
+    )
 
 
 def _binding(origin: Binding, node: fx.Node, trace: Trace, written: frozenset[int]) -> Binding:
@@ -105,8 +131,11 @@ def _binding(origin: Binding, node: fx.Node, trace: Trace, written: frozenset[in
 
 def _extract(
     part: Sequence[fx.Node], outputs: Sequence[fx.Node], losses: LossTerms
-) -> tuple[fx.Graph, list[fx.Node], tuple[str, ...], tuple[int, ...]]:
-    """Copy nodes into a graph of their own, whose placeholders are what they read from outside."""
+) -> tuple[fx.Graph, list[fx.Node], tuple[str, ...], tuple[int, ...], Mapping[fx.Node, fx.Node]]:
+    """Copy nodes into a graph of their own, whose placeholders are what they read from outside.
+
+    The copies, by node, come last.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     inputs: list[fx.Node] = []
@@ -130,7 +159,7 @@ def _extract(
         copies[node] = graph.node_copy(node, lambda n: copies[n])
         copies[node] = weigh(node, copies, losses, terms)
     graph.output(tuple(copies[node] for node in outputs))
-    return graph, inputs, tuple(random), tuple(terms)
+    return graph, inputs, tuple(random), tuple(terms), copies
 
 
 def _is_submodule(node: fx.Node) -> bool:

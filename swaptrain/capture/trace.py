@@ -69,6 +69,14 @@ class Trace:
     """Values of the first micro-batch, and tensors whose shapes depend on them, that the code of
     the model was captured with: by the node that asks."""
 
+    def made_bytes(self, node: fx.Node) -> int:
+        """Return the bytes that an operation allocates for what it makes."""
+        return sum(
+            tensor.untyped_storage().nbytes()
+            for tensor in self.facts[node].tensors
+            if self.origin[int(tensor.untyped_storage()._cdata)] is node
+        )
+
     def gets_gradient(self, tensor: torch.Tensor) -> bool:
         """Whether the backward of the loss sends a gradient into `tensor`."""
         if not tensor.requires_grad:

@@ -40,20 +40,47 @@ class Head:
         for node in self.nodes[::-1]:
             graph.erase_node(node)
 
-    def apply(self, graph: fx.Graph, targets: fx.Node, ignored: int) -> tuple[fx.Node, fx.Node]:
-        """Add the head of the rows that count to `graph`, where it inserts; remove nothing.
+    @property
+    def hidden(self) -> fx.Node:
+        """The hidden states, (..., H)."""
+        source = self.nodes[0].args[0]
+        assert isinstance(source, fx.Node)
+        return source
 
-        Returns the logits, (n, C), and the targets of those rows, (n,).
+    @property
+    def whole(self) -> tuple[fx.Node, ...]:
+        """The weight, and the bias where there is one."""
+        return tuple(n for n in self.nodes[0].all_input_nodes if n is not self.hidden)
+
+    def rows(self, graph: fx.Graph, targets: fx.Node, ignored: int) -> tuple[fx.Node, fx.Node]:
+        """Add to `graph`, where it inserts, what takes out the rows that count; remove nothing.
+
+        Returns their hidden states, (n, H), and their targets, (n,).
         """
-        linear = self.nodes[0]
         rows = graph.call_function(trained_rows, (targets, ignored))
-        hidden = graph.call_function(_rows_of, (linear.args[0], rows))
-        value = hidden
+        hidden = graph.call_function(_rows_of, (self.hidden, rows))
+        return hidden, graph.call_function(torch.index_select, (targets, 0, rows))
+
+    def apply(self, graph: fx.Graph, hidden: fx.Node) -> fx.Node:
+        """Add the head of other hidden states, (n, H), to `graph`; returns the logits, (n, C)."""
+        return self._copied(graph, {self.hidden: hidden})
+
+    def body(self) -> fx.Graph:
+        """Return the head alone: of hidden states, (n, H), and `whole`; logits, (n, C)."""
+        graph = fx.Graph()
+        inputs = (self.hidden, *self.whole)
+        copies = {node: graph.placeholder(f"input_{i}") for i, node in enumerate(inputs)}
+        graph.output(self._copied(graph, copies))
+        return graph
+
+    def _copied(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+        value = copies[self.hidden]
         for node in self.nodes:
             target: Any = node.target  # an operation, by how it was found
             if target not in _VIEWS:
-                value = graph.call_function(target, (value, *node.args[1:]), node.kwargs)
-        return value, graph.call_function(torch.index_select, (targets, 0, rows))
+                rest = fx.node.map_arg(node.args[1:], lambda n: copies.get(n, n))
+                value = graph.call_function(target, (value, *rest), node.kwargs)
+        return value
 
 
 def find_head(logits: fx.Node, reader: fx.Node) -> Head | None:

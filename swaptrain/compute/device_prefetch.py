@@ -115,7 +115,7 @@ def needed_bytes(
     computed = [captured.computed_by(i) for i in instructions if i.segment and not i.is_exchange]
     held = sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
     most = max(
-        (s.activation_bytes + captured.model.decoded_bytes(s.parameters) for s in computed),
+        (s.at_once_bytes + captured.model.decoded_bytes(s.parameters) for s in computed),
         default=0,
     )
     return held + most

@@ -60,6 +60,11 @@ class MemoryConfig(Section):
     """Experts of a mixture that are stored and computed together: a layer's stacks of more are
     divided into ranges, between which segments may end. null: none is divided where a whole one
     fits the budgets, else into ranges of about the size of a segment; recorded."""
+    tokens: Positive | None = None
+    """What treats each token by itself (an MLP with its norm, a head with its cross entropy) is
+    computed over ranges of so many tokens, forward and backward: for long sequences, whose
+    activations fill the memory. Other last bits, the same for each budget and cut. null: all tokens
+    at once, as plain PyTorch does."""
 
 
 class RunConfig(Section):

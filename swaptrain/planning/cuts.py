@@ -56,7 +56,7 @@ class Cut:
     @property
     def estimated_bytes(self) -> int:
         """Slabs and, instead of the measured arena, the bytes of a segment's activations."""
-        activations = max(s.activation_bytes for s in self.captured.model.segments)
+        activations = max(s.at_once_bytes for s in self.captured.model.segments)
         return self.peaks.instruction_bytes + activations
 
 
@@ -164,8 +164,11 @@ class Cutter:
             working_bytes=working_bytes,
             cuts=self._recorded,
             skip_ignored=config.train.skip_ignored,
+            tokens=config.memory.tokens,
         )
-        evaluations = slice_evaluations(uncut_evaluations, captured.model)
+        evaluations = slice_evaluations(
+            uncut_evaluations, captured.model, tokens=config.memory.tokens
+        )
         captured = replace(captured, evaluations=evaluations)
         layouts = Layouts(
             captured.model,

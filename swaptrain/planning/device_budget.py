@@ -17,21 +17,24 @@ class DeviceBudgetError(BudgetError):
 
 
 def check_device_budget(
-    budget_bytes: int, captured: Captured, layouts: Layouts, program: Program
+    budget_bytes: int, captured: Captured, layouts: Layouts, program: Program, *, hint: str = ""
 ) -> None:
     """Raise DeviceBudgetError, with the number, where an instruction needs more than the budget.
 
     Kernels' scratch is not counted, so a budget just above may still run out; the run then stops
-    with exit 1 and can go on with a larger one.
+    with exit 1 and can go on with a larger one. The `hint` is given where what is computed takes
+    more than what is read and written.
     """
 
     largest = max(program, key=lambda i: needed_bytes([i], captured, layouts))
     needed = needed_bytes([largest], captured, layouts)
     if needed > budget_bytes:
+        computes = bool(largest.segment) and not largest.is_exchange
+        at_once_bytes = captured.computed_by(largest).at_once_bytes if computes else 0
         raise DeviceBudgetError(
             f"memory.device is {format_size(budget_bytes)}, and {largest} needs "
             f"{format_size(needed)}: set memory.device to {roomy_size(needed)}, memory.segment to "
-            "less, or data.micro_batch to less",
+            f"less, or data.micro_batch to less{hint if 2 * at_once_bytes > needed else ''}",
             key="memory.device",
             enough=roomy_size(needed),
         )

@@ -307,7 +307,7 @@ def dry_run(
         release()
         if not marks:
             taken = max(
-                2 * (captured.computed_by(i).activation_bytes + _decoded_bytes(captured, i))
+                2 * (captured.computed_by(i).at_once_bytes + _decoded_bytes(captured, i))
                 for i in samples
             )
             run.measured.own_bytes.clear()

@@ -41,7 +41,7 @@ class MeasuredRecord:
     def __init__(self, path: Path, config: Config, fingerprint: str, cuts: Iterable[int]) -> None:
         """Take the file, and what the figures depend on."""
         self._path = path
-        about = {
+        about: dict[str, Any] = {
             "format": _FORMAT,
             "fingerprint": fingerprint,
             "cuts": list(cuts),
@@ -51,6 +51,8 @@ class MeasuredRecord:
             "threads": torch.get_num_threads(),
             "machine": this_machine(torch.device("cpu")),
         }
+        if config.memory.tokens is not None:
+            about["tokens"] = config.memory.tokens
         self._key = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def read(self) -> Measured | None:

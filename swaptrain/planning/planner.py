@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.captured import Captured
+from swaptrain.capture.tokens.divided import divide_tokens
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.operations import Operations
 from swaptrain.compute.runner import Runner
@@ -42,6 +43,8 @@ _SLACK_BYTES = 24 << 20
 """Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
 _CODING_BYTES = 16 << 20
 """What it takes to code a weight, beside the weight and its codes."""
+_FEW_TOKENS = 1024
+"""In a range that a refusal offers."""
 _NOISE_BYTES = 4 << 20
 """By how much two measurements of one arena may differ, besides 1/20 of it."""
 
@@ -202,7 +205,9 @@ class Planner:
             pending = found.layouts.updated if builder.deferred else ()
             short = short_steps(builder)
             program = (*short.step(pending_updates=pending), *short.evaluation())
-            check_device_budget(budget_bytes, found.captured, found.layouts, program)
+            check_device_budget(
+                budget_bytes, found.captured, found.layouts, program, hint=self._tokens_hint
+            )
 
     def _measured(self, found: Cut) -> Plan:
         key = found.experts, *found.cuts
@@ -346,7 +351,24 @@ class Planner:
             return size, text + ", since the cut into segments is fixed for the life of a store"
         if self._config.memory.segment is not None:
             return size, text + ", or memory.segment to less"
-        return size, text + ", or lower data.micro_batch or data.sequence_length"
+        text += ", or lower data.micro_batch or data.sequence_length"
+        computing = least.arena_bytes - _SLACK_BYTES > least.peaks.instruction_bytes
+        return size, text + (self._tokens_hint if computing else "")
+
+    @cached_property
+    def _tokens_hint(self) -> str:
+        """What to do where activations decide, and ranges of tokens would divide them."""
+        uncut, tokens = self._built.uncut, self._config.memory.tokens
+        if self._cutter.is_recorded:
+            return ""
+        if tokens is not None:
+            return f", or memory.tokens, which is {tokens}, to less"
+        found = divide_tokens(uncut.captured, uncut.trace, _FEW_TOKENS)
+        if not found.regions and not found.heads:
+            return ""
+        return (
+            ", or set memory.tokens, such as 1024: each MLP and the head take ranges of tokens then"
+        )
 
 
 def _fails(error: RuntimeError, dtype: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from swaptrain.capture.tokens.rewriting import has_ranges
 from swaptrain.capture.trained_rows import skips_ignored
 from swaptrain.compute.device import choose_kernels, load_libraries, open_device
 from swaptrain.compute.weighting.choice import LossWeighting, choose_weighting
@@ -119,6 +120,14 @@ class Prepared:
             raise ConfigError(
                 "train.skip_ignored: no linear layer of the model makes logits for its loss alone, "
                 "or a segment ends between the two: set it to false"
+            )
+        if config.memory.tokens is not None and not has_ranges(
+            code.train for code in self.plan.captured.codes
+        ):
+            raise ConfigError(
+                f"memory.tokens is {config.memory.tokens}, and no part of the model that treats "
+                "each token by itself, an MLP or a head with its loss, has more tokens in a "
+                "micro-batch: set it to less, or to null"
             )
         self.config = with_commit_unit(self.weighting.config, self.plan, root)
         """With what depends on the model written out."""

@@ -138,6 +138,13 @@ class SegmentSpec:
     """Multiply-adds times two of its matrix products in one forward of one micro-batch."""
     unit: str
     """A readable name: the part of the model that most of its parameters lie in."""
+    divided_bytes: int = 0
+    """By how much less is held at once than `activation_bytes`, with ranges of tokens."""
+
+    @property
+    def at_once_bytes(self) -> int:
+        """Bytes that recomputation holds at the most."""
+        return self.activation_bytes - self.divided_bytes
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def test_nothing_is_left_after_a_failure(
     [
         ({"model": {"kwargs": {"dropout": 0.1}}}, "draws random numbers in its forward"),
         ({"train": {"skip_ignored": True}}, "train.skip_ignored leaves rows out"),
+        ({"memory": {"tokens": 8}}, "memory.tokens sums the gradients"),
     ],
 )
 def test_what_differs_by_design_is_refused(

@@ -19,6 +19,7 @@ from swaptrain.capture.evaluation.graph import UncutEvaluation
 from swaptrain.capture.evaluation.numbers import Numbers
 from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.segments import Binding, SegmentGraph, slice_graph
+from swaptrain.capture.tokens.divided import DividedTokens, divide_tokens
 from swaptrain.capture.trace import resolve_attribute
 from swaptrain.program.evaluation import EvaluationSpec, value_prefix
 from swaptrain.program.model import ModelSpec, ParameterSpec, SegmentSpec, ValueSpec
@@ -50,27 +51,36 @@ class EvaluationGraph:
 
 
 def slice_evaluations(
-    uncut: Sequence[UncutEvaluation], model: ModelSpec
+    uncut: Sequence[UncutEvaluation], model: ModelSpec, *, tokens: int | None = None
 ) -> tuple[EvaluationGraph, ...]:
-    """Cut the graphs of an evaluation for the segments of `model`."""
+    """Cut the graphs of an evaluation for the segments of `model`.
+
+    With `tokens` what treats each token by itself is computed over ranges of so many.
+    """
     graphs: list[EvaluationGraph] = []
     for number, each in enumerate(uncut):
         first_class = sum(len(graph.codes) for graph in graphs)
-        graphs.append(_slice(each, model, number, first_class))
+        graphs.append(_slice(each, model, number, first_class, tokens))
     return tuple(graphs)
 
 
 def _slice(
-    uncut: UncutEvaluation, model: ModelSpec, number: int, first_class: int
+    uncut: UncutEvaluation,
+    model: ModelSpec,
+    number: int,
+    first_class: int,
+    tokens: int | None,
 ) -> EvaluationGraph:
     prefix = value_prefix(number)
-    cuts = _cuts(uncut, model)
+    divided = None if tokens is None else divide_tokens(uncut.captured, uncut.trace, tokens)
+    cuts = _cuts(uncut, model, divided)
     found, codes = slice_graph(
-        uncut.captured, uncut.trace, cuts, uncut.origins, uncut.given, uncut.losses
+        uncut.captured, uncut.trace, cuts, uncut.origins, uncut.given, uncut.losses, divided=divided
     )
     parts = [_named(part, prefix) for part in found]
     slices = tuple(
-        _spec(part, uncut, index, first_class, prefix) for index, part in enumerate(parts, 1)
+        _spec(part, uncut, index, first_class, prefix, divided)
+        for index, part in enumerate(parts, 1)
     )
     constants = {
         binding.name: resolve_attribute(uncut.captured, binding.name)
@@ -98,14 +108,16 @@ def _slice(
     )
 
 
-def _cuts(uncut: UncutEvaluation, model: ModelSpec) -> list[int]:
+def _cuts(uncut: UncutEvaluation, model: ModelSpec, divided: DividedTokens | None) -> list[int]:
     """Return the computing nodes after which to cut, ascending.
 
     A slice grows as long as some training segment reads all the state that it reads. It ends at
     the legal gap with the fewest live bytes since its last reader of state.
     """
     nodes = [node for node in uncut.captured.graph.nodes if node.op == "call_function"]
-    costs = graph_costs(uncut.captured, uncut.trace, uncut.origins, {}, {}, _nothing, _nothing)
+    costs = graph_costs(
+        uncut.captured, uncut.trace, uncut.origins, {}, {}, _nothing, _nothing, divided=divided
+    )
     readers = _readers(model)
     cuts: list[int] = []
     fitting: frozenset[int] | None = None
@@ -151,7 +163,12 @@ def _named(part: SegmentGraph, prefix: str) -> SegmentGraph:
 
 
 def _spec(
-    part: SegmentGraph, uncut: UncutEvaluation, index: int, first_class: int, prefix: str
+    part: SegmentGraph,
+    uncut: UncutEvaluation,
+    index: int,
+    first_class: int,
+    prefix: str,
+    divided: DividedTokens | None,
 ) -> SegmentSpec:
     trace = uncut.trace
 
@@ -166,14 +183,10 @@ def _spec(
         buffers=names("buffer"),
         inputs=names("value"),
         outputs=tuple(f"{prefix}{node.name}" for node in part.outputs),
-        activation_bytes=sum(
-            tensor.untyped_storage().nbytes()
-            for node in part.nodes
-            for tensor in trace.facts[node].tensors
-            if trace.origin[int(tensor.untyped_storage()._cdata)] is node
-        ),
+        activation_bytes=sum(map(trace.made_bytes, part.nodes)),
         flops=sum(node_flops(node, trace) for node in part.nodes),
         unit="-",
+        divided_bytes=divided.saved_bytes(part.nodes, trace) if divided else 0,
     )
 
 

@@ -114,7 +114,7 @@ def _subject(
         if dtype == "float32" and not on_device:
             return _Subject(prepared.factory.make, plan.captured)
         # The run's own code makes bfloat16 tensors, or makes them on the device.
-        captured = captured_anew(prepared.built, batch)
+        captured = captured_anew(prepared.built, batch, tokens=config.memory.tokens)
         remark = "" if dtype == "float32" else " in float32"
         return _Subject(prepared.factory.make, captured, remark)
     if need_bytes > config.memory.host:
@@ -149,7 +149,7 @@ def _smaller(
             built = build(small, fresh, batch, adapter=adapter, is_whole=False)
         except ConfigError as error:
             raise NotComparable(f"{reason}; with {layers} layers: {error}") from error
-        captured = cut_in_pieces(built.uncut)
+        captured = cut_in_pieces(built.uncut, tokens=config.memory.tokens)
         if needed_bytes(captured, "float32") <= config.memory.host and flops_s(captured) <= MOST_S:
             remark = f" with {layers} layer{'s' if layers > 1 else ''}"
             return _Subject(fewer.make, captured, f"{remark} in float32")

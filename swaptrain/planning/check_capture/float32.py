@@ -23,19 +23,21 @@ _PIECES = 4
 _NO_LIMIT = 1 << 60
 
 
-def captured_anew(built: BuiltModel, batch: Mapping[str, Tensor]) -> Captured:
+def captured_anew(
+    built: BuiltModel, batch: Mapping[str, Tensor], *, tokens: int | None
+) -> Captured:
     """Return the model captured with float32 weights and a few cuts; `built` stays as it is."""
     masters = {name: spec.widest for name, spec in built.uncut.parameters.items()}
     module, fake_mode = built.initial.module, built.initial.construction.fake_mode
     with _float32_parameters(module, fake_mode):
-        return cut_in_pieces(capture(module, fake_mode, batch, masters))
+        return cut_in_pieces(capture(module, fake_mode, batch, masters), tokens=tokens)
 
 
-def cut_in_pieces(uncut: Uncut) -> Captured:
-    """Cut a captured model into a few segments of about the same size."""
+def cut_in_pieces(uncut: Uncut, *, tokens: int | None) -> Captured:
+    """Cut a captured model into a few segments of about the same size, with ranges of `tokens`."""
     total = sum(map(_nbytes, uncut.parameters.values()))
     limits = CutLimits(max(total // _PIECES, 1), _NO_LIMIT, _NO_LIMIT, 1)
-    return cut(uncut, limits, state_bytes=_nbytes, working_bytes=_nbytes)[0]
+    return cut(uncut, limits, state_bytes=_nbytes, working_bytes=_nbytes, tokens=tokens)[0]
 
 
 def in_float32(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,6 +31,11 @@ def check_comparable(config: Config) -> None:
             "train.skip_ignored leaves rows out of the head, which plain PyTorch computes: give "
             "train.skip_ignored=false to compare the rest of the job"
         )
+    if config.memory.tokens is not None:
+        raise ConfigError(
+            "memory.tokens sums the gradients of weights over ranges of tokens, in another order "
+            "than plain PyTorch: give memory.tokens=null to compare the rest of the job"
+        )
 
 
 def check_draws(prepared: Prepared) -> None:

@@ -1,0 +1,1 @@
+"""Ranges of tokens: which parts are found, and what they compute."""
