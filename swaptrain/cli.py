@@ -7,8 +7,10 @@ import difflib
 import inspect
 import os
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +28,9 @@ from swaptrain.store.disk.durable_files import run_error
 __all__ = ["main"]
 
 _PROGRAM = "python -m swaptrain"
+_ECHO_S = 3.0
+"""For which a process that is silent lets the one that speaks end first: torchrun ends all others,
+at once, when the first one has ended."""
 _EPILOG = """\
 Verbs:
   plan      show segments, memory, disk and bytes per step, and train nothing
@@ -54,13 +59,15 @@ def _train(given: Arguments) -> None:
     """
     if given.fresh and given.from_step is not None:
         raise ConfigError("--fresh deletes the snapshots that --from-step goes back to")
-    loaded = load(given)
-    say_first(f"{given.config} is read: loading torch, and then the model and its data")
+    with _said_once():
+        loaded = load(given)
+    launch = launched()
+    if launch is None or not launch.ranks.rank:
+        say_first(f"{given.config} is read: loading torch, and then the model and its data")
     set_up_torch()
     with uncollected():
         from swaptrain.verbs.train import train
 
-    launch = launched()
     if launch is not None:
         from swaptrain.verbs.train_together import TogetherOptions, train_together
 
@@ -126,16 +133,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: `sys.argv`) and return its exit code; prints all errors."""
     open_standard_streams()
     try:
-        action = _parse(list(sys.argv[1:] if argv is None else argv))
+        with _said_once():
+            action = _parse(list(sys.argv[1:] if argv is None else argv))
         if action is not None:
             with StopRequest():
                 action()
         sys.stdout.flush()
     except StoppedBySignal as stop:
-        say(str(stop))
+        if not stop.is_echo:
+            say(str(stop))
         return stop.exit_code
     except SwaptrainError as error:
         if error.is_echo:
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(_ECHO_S)
             return error.exit_code
         say("; ".join([f"error: {error}", *_advice_on(error), *getattr(error, "__notes__", ())]))
         return error.exit_code
@@ -154,6 +165,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("this is a bug in swaptrain: please report it with the lines above")
         return 1
     return 0
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Let the first process of a machine say alone what is wrong with the command line."""
+    try:
+        yield
+    except SwaptrainError as error:
+        with suppress(ConfigError):
+            launch = launched()
+            error.is_echo = launch is not None and launch.local_rank > 0
+        raise
 
 
 def _parse(argv: list[str]) -> Callable[[], None] | None:
@@ -187,7 +210,23 @@ def _parse(argv: list[str]) -> Callable[[], None] | None:
         for word in getattr(given, "overrides", ()):
             if word in _VERBS:
                 raise ConfigError(f"the verb comes first: {_PROGRAM} {word} --help")
+    if verb is not _TRAIN:
+        _check_alone(name)
     return lambda: verb.run(given)
+
+
+def _check_alone(name: str) -> None:
+    """Raise ConfigError for a verb that torchrun has started several times: each would do it."""
+    try:
+        launch = launched()
+    except ConfigError:
+        return  # no torchrun: what trains would refuse it
+    if launch is not None:
+        instead = " (--ranks N prices several)" if name == "plan" else ""
+        raise ConfigError(
+            f"{name} is done by one process, and torchrun has started {launch.ranks.count}: run "
+            f"{_PROGRAM} {name} without torchrun, or unset WORLD_SIZE{instead}"
+        )
 
 
 def _advice(word: str) -> str:

@@ -2,8 +2,9 @@
 
 `measure` trains one process, and then several of one thread each by torchrun, and prints medians of
 what metrics.jsonl says. `rehearse` lets the real tier of each rank run on a clock, with this
-machine's figures and a link of a given speed: for more ranks than there are processors. A rehearsal
-takes exchanges one behind the other, so its seconds are an upper bound.
+machine's figures and a link of a given speed, as `plan --ranks` does: for more ranks than there are
+processors, and rank by rank. Its seconds are those of all ranks together, with nothing computed
+beside an exchange.
 
     python scripts/bench/ranks.py measure --config configs/quickstart.yaml --ranks 2
     python scripts/bench/ranks.py rehearse --config configs/quickstart.yaml --ranks 1 2 4 8
@@ -19,23 +20,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from swaptrain.compute.device import open_device
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import machine
-from swaptrain.planning.beside import Beside, FixedCut
-from swaptrain.planning.prepare import Prepared
-from swaptrain.planning.step_cost import moved_bytes, price
-from swaptrain.program.ranks import Ranks
+from swaptrain.planning.rank_costs import price_ranks, step_committed
+from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.paths import rank_dirs
 from swaptrain.units import format_size, parse_size
+from swaptrain.verbs.plans.planned import planned
+from swaptrain.verbs.plans.ranks import check_ranks_asked, rank_plans
 
 __all__ = ["main"]
 
@@ -75,29 +75,23 @@ def _measure(config: Path, overrides: Sequence[str], counts: Sequence[int], tabl
 
 
 def _rehearse(config: Config, counts: Sequence[int], link: int, table: Table) -> None:
-    """Price the step of the first rank and of the last one, which has the cut of the first."""
+    """Price the step of all ranks together, and show each of them, as `plan --ranks` does it."""
+    device = open_device(config.device, config.memory.device).device
+    machine(existing_parent(config.run.dir.absolute()), device, [config.model.dtype], print)
+    config = step_committed(config)
+    found = planned(config)
     for count in counts:
-        cut: FixedCut | None = None
-        for rank in sorted({0, count - 1}):
-            same = partial(_same_cut, cut)
-            beside = Beside(ranks=Ranks(rank, count), same_cut=same)
-            prepared = Prepared(config, None, lambda _: None, draw=False, beside=beside)
-            plan = replace(prepared.plan, link_bytes_per_s=float(link))
-            cut = FixedCut(tuple(plan.cuts), plan.layouts.chunk_bytes)
-            found = machine(ROOT, prepared.device.device, [config.model.dtype], lambda _: None)
-            whole = config.store.commit.model_copy(update={"unit": "step"})
-            store = config.store.model_copy(update={"commit": whole})
-            priced = price(plan, config.model_copy(update={"store": store}), found)
-            moved = sum(moved_bytes(i, plan) for i in plan.step if i.is_exchange)
-            assert priced.traffic is not None, "the program is short enough"
-            _add(table, f"{count}", f"{rank}", [
-                priced.step_s or 0.0, moved / link, priced.traffic.read_bytes,
-                priced.traffic.write_bytes, moved,
-            ])  # fmt: skip
-
-
-def _same_cut(zeroth: FixedCut | None, own: FixedCut | None) -> FixedCut | None:
-    return own if zeroth is None else zeroth
+        if count == 1:
+            step_s = found.price.step_s or 0.0
+            _add(table, "1", "0", [step_s, 0.0, found.read_bytes, found.write_bytes, 0])
+            continue
+        check_ranks_asked(config, [count])
+        plans = rank_plans(found, count, lambda _: None)
+        step = price_ranks(plans, config, found.machine, link)
+        for rank, cost in enumerate(step.ranks):
+            assert cost.traffic is not None, "the program is short enough"
+            moved = (cost.traffic.read_bytes, cost.traffic.write_bytes, cost.exchanged_bytes)
+            _add(table, f"{count}", f"{rank}", [step.step_s or 0.0, step.link_s, *moved])
 
 
 def _add(table: Table, count: str, rank: str, found: Sequence[float]) -> None:

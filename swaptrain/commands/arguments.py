@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swaptrain.config.load import load_config
@@ -13,8 +14,8 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.observe.output import silence
 
-__all__ = ["Arguments", "check_one_process", "check_run", "config_arguments", "load"]
-__all__ += ["run_arguments", "say", "say_first", "step_argument"]
+__all__ = ["Arguments", "check_run", "config_arguments", "load", "run_arguments", "say"]
+__all__ += ["say_first", "step_argument", "whole_run"]
 
 Arguments = argparse.Namespace
 
@@ -73,17 +74,19 @@ def check_run(run: Path) -> Path:
     return run_dir
 
 
-def check_one_process(run_dir: Path, verb: str) -> None:
-    """Raise ConfigError for a run of several ranks, which a verb cannot take yet, or one's part."""
+@contextmanager
+def whole_run(run_dir: Path) -> Iterator[Path]:
+    """Yield a run directory that has all of a run's tensors: of several ranks one of links.
+
+    Raises ConfigError for the directory of one rank and where ranks are missing, RunError while
+    they train.
+    """
+    from swaptrain.ranks.layout import joined
     from swaptrain.ranks.limits import refuse_part
-    from swaptrain.store.paths import rank_dirs
 
     refuse_part(run_dir)
-    if count := len(rank_dirs(run_dir)):
-        raise ConfigError(
-            f"{verb} does not read a run of {count} ranks yet: export it, or make it one of one "
-            f"process (python -m swaptrain reshard {run_dir} --ranks 1)"
-        )
+    with joined(run_dir, say) as there:
+        yield there
 
 
 def say(message: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from swaptrain.commands.arguments import (
@@ -15,6 +14,7 @@ from swaptrain.commands.arguments import (
     run_arguments,
     say,
     step_argument,
+    whole_run,
 )
 from swaptrain.config.paths import expand_argument
 from swaptrain.errors import ConfigError
@@ -34,9 +34,14 @@ def plan(given: Arguments) -> None:
       swaptrain plan --config job.yaml memory.host=16GiB --suggest
       swaptrain plan --config job.yaml --what-if "disk 7GB/s read, 5GB/s write; 100 TFLOPS;
         pcie 25GB/s; ram 64GiB"
+      swaptrain plan --config job.yaml --ranks 2 4 8 --what-if "link 10Gb/s"
     """
     if not 0 < given.tbw < float("inf"):
         raise ConfigError(f"--tbw is {given.tbw:g}: give the terabytes that a drive may take")
+    ranks = [word for word in given.ranks if "=" not in word]
+    given.overrides += [word for word in given.ranks if "=" in word]  # which came behind them
+    if wrong := [word for word in ranks if not word.isdecimal()]:
+        raise ConfigError(f"--ranks {wrong[0]}: give how many processes would train, such as 2 4 8")
     loaded = load(given)
     say(f"{given.config} is read: loading torch, and then the model")
     set_up_torch()
@@ -47,6 +52,7 @@ def plan(given: Arguments) -> None:
         suggest=given.suggest,
         layers=given.layers,
         what_if=given.what_if,
+        ranks=[int(word) for word in ranks],
         drive_bytes=given.tbw * 1e12,
         as_json=given.json,
     )
@@ -67,6 +73,14 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MACHINE",
         help="price a step on another machine, of which only what differs is said; repeatable",
+    )
+    parser.add_argument(
+        "--ranks",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="price a run of N processes (torchrun), each on a machine of its own, too",
     )
     parser.add_argument(
         "--layers",
@@ -115,24 +129,13 @@ def inspect(given: Arguments) -> None:
     from swaptrain.verbs.inspection.tensor import inspect_tensors
 
     step, as_json = given.from_step, given.json
-    with _whole(run_dir) as there:
+    with whole_run(run_dir) as there:
         if is_run(other := expand_argument(Path(given.what))):
             same = other.resolve() == run_dir.resolve()
-            with nullcontext(there) if same else _whole(check_run(other)) as second:
+            with nullcontext(there) if same else whole_run(check_run(other)) as second:
                 inspect_difference(there, second, from_step=step, as_json=as_json, note=say)
         else:
             inspect_tensors(there, given.what, from_step=step, as_json=as_json, note=say)
-
-
-@contextmanager
-def _whole(run_dir: Path) -> Iterator[Path]:
-    """Yield a run directory that has all of a run's tensors. Raises ConfigError for one rank's."""
-    from swaptrain.ranks.layout import joined
-    from swaptrain.ranks.limits import refuse_part
-
-    refuse_part(run_dir)
-    with joined(run_dir, say) as there:
-        yield there
 
 
 def _one_of(run_dir: Path) -> Path:
@@ -187,14 +190,15 @@ def report(given: Arguments) -> None:
     """Write one HTML page of a run: charts of its steps, and what ran where.
 
     The page needs nothing else, also no network. A run that is training is not disturbed. With
-    RUN_B the keys that differ come first, and charts have the curves of both.
+    RUN_B the keys that differ come first, and charts have the curves of both. Of a run of several
+    ranks the charts are of rank 0; bytes and seconds of the others are in a table.
 
       python -m swaptrain report runs/mine                       # writes runs/mine/report.html
       python -m swaptrain report runs/mine runs/other --to both.html
 
     The path of the page is printed. See docs/report.md.
     """
-    runs = [_one_of(check_run(run)) for run in (given.run, given.other) if run is not None]
+    runs = [check_run(run) for run in (given.run, given.other) if run is not None]
     from swaptrain.verbs.report import write_report
 
     to = None if given.to is None else expand_argument(given.to)

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 from swaptrain.commands.arguments import (
     Arguments,
-    check_one_process,
     check_run,
     load,
     run_arguments,
     say,
     step_argument,
+    whole_run,
 )
 from swaptrain.config.load import load_config
 from swaptrain.config.paths import expand_argument
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.machine.torch_settings import set_up_torch
-from swaptrain.store.paths import RunPaths
+from swaptrain.store.paths import RunPaths, rank_dirs
 from swaptrain.units import parse_size
 
 if TYPE_CHECKING:
@@ -116,10 +117,8 @@ def evaluate(given: Arguments) -> None:
         if not given.overrides or "=" in given.overrides[0]:
             raise ConfigError("give one of RUN and --config FILE")
         run_dir = check_run(Path(given.overrides.pop(0)))
-        check_one_process(run_dir, "eval")
-        given.config = RunPaths(run_dir).config
+        given.config = RunPaths((rank_dirs(run_dir) or [run_dir])[0]).config
     loaded = load(given)
-    check_one_process(loaded.run.dir, "eval")
     set_up_torch()
     from swaptrain.verbs.evaluate import evaluate_run, with_held_out
     from swaptrain.verbs.recorded_code import refuse_code
@@ -128,11 +127,17 @@ def evaluate(given: Arguments) -> None:
         keys = [override.partition("=")[0].strip() for override in given.overrides]
         cure = "give --config FILE"
         refuse_code(loaded, run_dir, ("model", "data", "eval"), given=keys, cure=cure)
-        run = loaded.run.model_copy(update={"dir": run_dir})
-        loaded = loaded.model_copy(update={"run": run})
+        loaded = _moved(loaded, run_dir)
     if given.data:
         loaded = with_held_out(loaded, given.data)
-    print(evaluate_run(loaded, given.from_step, say).line())
+    with whole_run(loaded.run.dir) as there:
+        print(evaluate_run(_moved(loaded, there), given.from_step, say).line())
+
+
+def _moved(config: Config, run_dir: Path) -> Config:
+    """Return the config of a run that lies elsewhere."""
+    run = config.run.model_copy(update={"dir": run_dir})
+    return config.model_copy(update={"run": run})
 
 
 def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,17 +177,20 @@ def generate(given: Arguments) -> None:
         raise ConfigError("--set sets keys over a config: give --config FILE")
     _check_sampling(given)
     run_dir = None if given.run is None else check_run(given.run)
-    if run_dir is not None:
-        check_one_process(run_dir, "generate")
     loaded = None if given.config is None else load_config(expand_argument(given.config), given.set)
-    if loaded is not None:
-        check_one_process(loaded.run.dir, "generate")
     set_up_torch()
+    whole_dir = loaded.run.dir if loaded is not None else run_dir
+    assert whole_dir is not None, "one of the two was given"
+    with whole_run(whole_dir) as there:
+        _generate(given, None if loaded is None else _moved(loaded, there), there)
+
+
+def _generate(given: Arguments, loaded: Config | None, run_dir: Path) -> None:
+    """Write text with the weights in `run_dir`, by the config that is given or recorded there."""
     from swaptrain.generate import Prompt, Sampling, read_prompts
     from swaptrain.verbs.generate import as_row, generate_text, recorded
 
     if loaded is None:
-        assert run_dir is not None
         loaded = recorded(run_dir)
     is_one = given.prompt is not None
     prompts = [Prompt(given.prompt)] if is_one else read_prompts(expand_argument(given.prompts))

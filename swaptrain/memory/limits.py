@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["CgroupLimit", "address_space_bytes", "available_bytes", "cgroup_limit"]
+__all__ += ["machine_bytes", "meminfo"]
 
 _UNLIMITED_BYTES = 1 << 60  # version 1 says so with the largest whole pages of a long
 
@@ -82,11 +83,25 @@ def _lines(path: Path) -> list[str]:
 
 def available_bytes() -> int | None:
     """Return the RAM that can be had without swapping (MemAvailable); None if nobody says."""
-    for line in _lines(Path("/proc/meminfo")):
+    return meminfo().get("MemAvailable")
+
+
+def machine_bytes() -> int | None:
+    """Return all RAM and swap that the machine has; None if nobody says."""
+    said = meminfo()
+    return said["MemTotal"] + said.get("SwapTotal", 0) if "MemTotal" in said else None
+
+
+def meminfo(text: str | None = None) -> dict[str, int]:
+    """Return the fields of /proc/meminfo in bytes; none where there is no such file."""
+    lines = _lines(Path("/proc/meminfo")) if text is None else text.splitlines()
+    found = {}
+    for line in lines:
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
+        number = value.split()[:1]
+        if number and number[0].isdigit():
+            found[name] = int(number[0]) * 1024
+    return found
 
 
 def address_space_bytes() -> int | None:

@@ -30,7 +30,9 @@ class Beside:
 
     ranks: Ranks = ALONE
     local_count: int = 1
-    """Ranks on this machine, which share its cores."""
+    """Ranks on this machine, which share its cores and its memory."""
+    local_rank: int = 0
+    """Among these."""
     device: str | None = None
     """The device of this rank; None: that of the config."""
     same_cut: Callable[[FixedCut | None], FixedCut | None] = lambda cut: cut

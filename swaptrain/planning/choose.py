@@ -10,7 +10,7 @@ from swaptrain.machine.speeds import Machine
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.step_cost import price
 
-__all__ = ["choose_plan", "choose_saves"]
+__all__ = ["choose_plan", "choose_saves", "with_saves"]
 
 _LONGEST_SEARCHED = 5_000
 """Instructions of a step: a rehearsal takes half a minute there, more than in proportion beyond."""
@@ -75,15 +75,15 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
         return plan
     candidates = _candidates(plan, disk_bytes)
     if not candidates or config.train.recompute is False:
-        return _with_saves(plan, candidates)
+        return with_saves(plan, candidates)
     if len(plan.step) > _LONGEST_SEARCHED:
-        saving = _with_saves(plan, candidates)
+        saving = with_saves(plan, candidates)
         return saving if _everything_fits(saving) else plan
     costs: dict[int, tuple[float, float]] = {}
 
     def cost(count: int) -> tuple[float, float]:
         if count not in costs:
-            priced = price(_with_saves(plan, candidates[:count]), config, machine)
+            priced = price(with_saves(plan, candidates[:count]), config, machine)
             assert priced.traffic is not None, "short enough"
             moved = float(priced.traffic.total_bytes)
             step_s = priced.step_s
@@ -103,7 +103,7 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
     if machine is not None:
         near = [count for count, (price_s, _) in costs.items() if price_s <= costs[best][0] * _NEAR]
         best = min(near, key=lambda count: costs[count][1])
-    return _with_saves(plan, candidates[:best])
+    return with_saves(plan, candidates[:best])
 
 
 def _candidates(plan: Plan, disk_bytes: int) -> list[int]:
@@ -127,7 +127,7 @@ def _candidates(plan: Plan, disk_bytes: int) -> list[int]:
     return chosen[:too_many]
 
 
-def _with_saves(plan: Plan, segments: list[int]) -> Plan:
+def with_saves(plan: Plan, segments: list[int]) -> Plan:
     """Return the plan with these segments saving; the nodes of their graphs take torch's memory."""
     if not segments:
         return plan
@@ -146,7 +146,7 @@ def _with_saves(plan: Plan, segments: list[int]) -> Plan:
 
 
 def _fits_memory(plan: Plan, segments: list[int]) -> bool:
-    saving = _with_saves(plan, segments)
+    saving = with_saves(plan, segments)
     return saving.peaks.instruction_bytes <= saving.pool_bytes
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swaptrain.errors import BudgetError
-from swaptrain.memory.limits import address_space_bytes, available_bytes, cgroup_limit
+from swaptrain.memory.limits import (
+    address_space_bytes,
+    available_bytes,
+    cgroup_limit,
+    machine_bytes,
+)
 from swaptrain.memory.mapping import touch
 from swaptrain.planning.planner import Plan
 from swaptrain.units import MIB, format_size, roomy_size
@@ -27,18 +32,14 @@ def check_memory(
     """
     base_bytes = plan.base_bytes
     limit = cgroup_limit()
-    if limit is not None and limit.limit_bytes < base_bytes + host_bytes:
-        room_bytes = limit.limit_bytes - base_bytes - _SLACK_BYTES
-        needed = roomy_size(base_bytes + host_bytes + _SLACK_BYTES)
-        advice, enough = f"raise the limit to {needed}", None
-        if room_bytes >= plan.least_host_bytes:
-            enough = format_size(room_bytes)
-            advice = f"set memory.host to {enough} or less, or {advice}"
-        raise BudgetError(
+    if limit is not None and limit.limit_bytes < processes * (base_bytes + host_bytes):
+        needed = roomy_size(processes * (base_bytes + host_bytes + _SLACK_BYTES))
+        have = (
             f"this process may take {format_size(limit.limit_bytes)} of RAM (its control group, "
-            f"{limit.path}), and the run would take {format_size(base_bytes)} for torch, the graph "
-            f"and the data beside memory.host of {format_size(host_bytes)}: {advice}",
-            enough=enough,
+            f"{limit.path})"
+        )
+        raise _too_little(
+            plan, have, limit.limit_bytes, host_bytes, f"raise the limit to {needed}", processes
         )
     left_bytes = address_space_bytes()
     if left_bytes is not None and left_bytes < host_bytes:
@@ -47,6 +48,11 @@ def check_memory(
             f"and memory.host is {format_size(host_bytes)}: raise the limit, or lower memory.host"
         )
     pool_bytes = min(plan.pool_bytes, useful_bytes(plan))
+    all_bytes = machine_bytes()
+    taken_bytes = processes * (base_bytes + pool_bytes + plan.arena_bytes)
+    if all_bytes is not None and all_bytes < taken_bytes:
+        have = f"this machine has {format_size(all_bytes)} of RAM and swap"
+        raise _too_little(plan, have, all_bytes, host_bytes, "take another machine", processes)
     if processes > 1:
         note(
             f"{processes} ranks on this machine take {format_size(host_bytes)} of RAM each "
@@ -70,6 +76,25 @@ def check_memory(
             f"{format_size(host_bytes)} leaves for slabs ({error.strerror}): lower memory.host, or "
             "end other programs"
         ) from error
+
+
+def _too_little(
+    plan: Plan, have: str, limit_bytes: int, host_bytes: int, otherwise: str, processes: int
+) -> BudgetError:
+    """Return the refusal of a budget that no more than `limit_bytes` of all processes allow."""
+    room_bytes = limit_bytes // processes - plan.base_bytes - _SLACK_BYTES
+    advice, enough = otherwise, None
+    if processes > 1:
+        advice = f"start fewer ranks here, or {advice}"
+    if room_bytes >= plan.least_host_bytes:
+        enough = format_size(room_bytes)
+        advice = f"set memory.host to {enough} or less, or {advice}"
+    who = "the run would take" if processes == 1 else f"{processes} ranks on it would each take"
+    return BudgetError(
+        f"{have}, and {who} {format_size(plan.base_bytes)} for torch, the graph and the data "
+        f"beside memory.host of {format_size(host_bytes)}: {advice}",
+        enough=enough,
+    )
 
 
 def useful_bytes(plan: Plan) -> int:

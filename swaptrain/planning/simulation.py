@@ -43,6 +43,8 @@ class Rehearsed:
 
     traffic: Traffic
     seconds: float
+    meetings: tuple[float, ...] = ()
+    """When each exchange with other ranks began, in seconds since the step did."""
 
 
 class _Request(Future[Any]):
@@ -227,7 +229,7 @@ class Rehearsal:
         Where the store is committed as a whole, the end of the program waits for the writes.
         """
         begun, before = self._disk.now, dict(self._disk.moved)
-        committed_bytes = 0
+        committed_bytes, meetings = 0, list[float]()
         made = {key for instruction in program for key in instruction.writes}
         needed = {key for instruction in program for key in instruction.needs}
         self._backing.spilled |= needed - made - set(self._tier.resident())  # of the step before
@@ -235,6 +237,8 @@ class Rehearsal:
         for position, instruction in enumerate(program):
             self._tier.acquire(instruction, position)
             self._tier.prefetch(position)
+            if instruction.is_exchange:
+                meetings.append(self._disk.now - begun)
             self._compute(instruction)
             if position in durability.visits:
                 self._disk.wait(self._values)
@@ -253,6 +257,7 @@ class Rehearsal:
                 committed_bytes,
             ),
             self._disk.now - begun,
+            tuple(meetings),
         )
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
 from swaptrain.planning.planner import Plan
-from swaptrain.planning.simulation import Access, Rehearsal, Room
+from swaptrain.planning.simulation import Access, Rehearsal, Rehearsed, Room
 from swaptrain.program.cost import IOWork
 from swaptrain.program.durability import CommitUnit, Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
@@ -32,6 +32,8 @@ class Price:
     """Of the forwards, backwards and updates, as measured one by one with no I/O beside them."""
     step_s: float | None
     """With the disk's part; None where its speed or the traffic is not known."""
+    between_s: tuple[float, ...] = ()
+    """Seconds before the first exchange with other ranks, between each two, behind the last one."""
 
 
 def price(
@@ -48,7 +50,7 @@ def price(
     """
     program = plan.step
     seconds = seconds or instruction_seconds(plan)
-    compute_s = sum(map(seconds, program))
+    compute_s = sum(seconds(i) for i in program if not i.is_exchange)
     if len(program) > _LONGEST_REHEARSED:
         return Price(None, compute_s, None)
     m = config.store.commit.every  # more than 1 only where the store is committed as a whole
@@ -65,7 +67,8 @@ def price(
     for _ in range(_WARMUP):
         rehearsal.run(program, program, durability)
     usual = rehearsal.run(program, program, durability)
-    traffic, step_s = usual.traffic, usual.seconds
+    exchanges_s = [seconds(i) for i in program if i.is_exchange]
+    traffic, step_s, between_s = usual.traffic, usual.seconds, _between(usual, exchanges_s)
     if m > 1:
         whole = Durability(program, program, unit="store", lag=plan.lag)
         last = rehearsal.run(program, program, whole)
@@ -75,7 +78,18 @@ def price(
             last.traffic.commit_bytes // m,
         )
         step_s = (last.seconds + (m - 1) * usual.seconds) / m
-    return Price(traffic, compute_s, None if machine is None else step_s)
+        both = zip(_between(last, exchanges_s), between_s, strict=True)
+        between_s = tuple((one + (m - 1) * other) / m for one, other in both)
+    if machine is None:
+        return Price(traffic, compute_s, None)
+    return Price(traffic, compute_s, step_s, between_s)
+
+
+def _between(step: Rehearsed, exchanges_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds of a step without those of its exchanges: before, between, behind them."""
+    begins = (*step.meetings, step.seconds)
+    ends = (0.0, *(at + s for at, s in zip(step.meetings, exchanges_s, strict=True)))
+    return tuple(begin - end for begin, end in zip(begins, ends, strict=True))
 
 
 def usual_durability(plan: Plan, config: Config) -> Durability:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -22,7 +23,7 @@ from swaptrain.units import format_duration
 __all__ = ["Group"]
 
 _MOST_WORDS = 2000
-_MOMENT = timedelta(seconds=2)
+_MOMENT_S = 2.0
 
 
 class Group:
@@ -35,6 +36,9 @@ class Group:
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         """Connect to the others. Raises RunError where they do not come within the timeout."""
         self.ranks, self.local_count = launch.ranks, launch.local_count
+        rank = launch.ranks.rank
+        self._beside = range(rank - launch.local_rank, rank)
+        """Ranks of this machine that come before this one."""
         self._timeout_s = timeout_s
         self._store: Any = None
         self._open = False
@@ -68,6 +72,18 @@ class Group:
         if self._store is not None:
             with suppress(RuntimeError):
                 self._store.set(f"ended/{self.ranks.rank}", words[:_MOST_WORDS])
+
+    def is_said(self, words: str) -> bool:
+        """Whether a rank before this one, on this machine, ends with the same words in a moment."""
+        until = time.monotonic() + _MOMENT_S
+        while self._beside:
+            said = [self._last_words(other) for other in self._beside]
+            if any(one == words[:_MOST_WORDS] for one in said):
+                return True
+            if all(said) or time.monotonic() > until:
+                break
+            time.sleep(_MOMENT_S / 20)
+        return False
 
     def gather(self, said: Any) -> list[Any]:
         """Return what each rank says, a value of JSON, in the order of the ranks."""
@@ -144,15 +160,17 @@ class Group:
             with span("wait for ranks", what):
                 yield
         except RuntimeError as error:
-            raise RunError(self._reason(what, error)) from None
+            raise self._reason(what, error) from None
 
-    def _reason(self, what: str, error: RuntimeError) -> str:
+    def _reason(self, what: str, error: RuntimeError) -> RunError:
         rank = self.ranks.rank
         for other in range(self.ranks.count):
             if other != rank and (words := self._last_words(other)):
-                return f"rank {rank} ends, since rank {other} has ended: {words}"
+                found = RunError(f"rank {rank} ends, since rank {other} has ended: {words}")
+                found.is_echo = other in self._beside  # which has said it to the same terminal
+                return found
         detail = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no detail"
-        return (
+        return RunError(
             f"rank {rank} waited for the others ({what}), and one has died, or the network did not "
             f"answer within {format_duration(self._timeout_s)} (distributed.timeout): run the same "
             f"command to go on ({detail})"

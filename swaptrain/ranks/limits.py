@@ -10,19 +10,37 @@ from swaptrain.ranks.launch import Launch
 from swaptrain.store.format.root import read_root
 from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs
 
-__all__ = ["check_alone", "check_resharded", "check_together", "config_of_rank", "refuse_part"]
+__all__ = ["check_alone", "check_possible", "check_resharded", "check_together"]
+__all__ += ["config_of_rank", "rank_count", "refuse_part"]
+
+_NO_SNAPSHOTS = (
+    "store.keep and --from-step: several ranks make no snapshots yet, since each would have to be "
+    "one of all: leave them out, or train with one process"
+)
 
 
-def check_alone(run_dir: Path) -> None:
-    """Raise ConfigError where one process would begin a run in the directory of several ranks."""
+def check_alone(run_dir: Path, *, plans: bool = False) -> None:
+    """Raise ConfigError where one process would begin a run in the directory of several ranks.
+
+    With `plans` it would only be planned.
+    """
     check_resharded(run_dir)
-    found = len(rank_dirs(run_dir)) if run_dir.is_dir() else 0
+    found = rank_count(run_dir)
     if found:
-        raise ConfigError(
-            f"{run_dir} holds a run of {found} ranks: start it with torchrun (--nproc-per-node on "
-            f"each machine, {found} in all), or set run.dir to another directory"
+        start = (
+            f"start it with torchrun (--nproc-per-node on each machine, {found} in all), or set "
+            "run.dir to another directory"
         )
+        instead = f"plan another one (run.dir=..., with --ranks {found})" if plans else start
+        raise ConfigError(f"{run_dir} holds a run of {found} ranks: {instead}")
     refuse_part(run_dir)
+
+
+def rank_count(run_dir: Path) -> int:
+    """Return how many ranks the run of a directory has, those of other machines too; 0: none."""
+    directories = rank_dirs(run_dir) if run_dir.is_dir() else []
+    roots = (read_root(directory, tree=tree) for directory in directories for tree in TREES)
+    return max([len(directories), *(root.ranks for root in roots if root is not None)])
 
 
 def refuse_part(run_dir: Path) -> None:
@@ -45,25 +63,22 @@ def check_resharded(run_dir: Path) -> None:
         )
 
 
-def check_together(config: Config, launch: Launch, *, from_step: int | None) -> None:
-    """Raise ConfigError for what a run of several ranks cannot do, in one line each."""
-    ranks, data, store = launch.ranks, config.data, config.store
-    if data.micro_batches % ranks.count:
-        near = -(-data.micro_batches // ranks.count) * ranks.count
+def check_possible(config: Config, count: int) -> None:
+    """Raise ConfigError for keys with which so many ranks cannot train, in one line each."""
+    data, store = config.data, config.store
+    if data.micro_batches % count:
+        near = -(-data.micro_batches // count) * count
         raise ConfigError(
-            f"data.micro_batches is {data.micro_batches}, which {ranks.count} ranks cannot divide: "
-            f"set it to a multiple of {ranks.count}, such as {near}"
+            f"data.micro_batches is {data.micro_batches}, which {count} ranks cannot divide: "
+            f"set it to a multiple of {count}, such as {near}"
         )
     if store.commit.unit == "segment":
         raise ConfigError(
             "store.commit.unit is segment, and several ranks commit a step as a whole: set it to "
             "step, or leave it out"
         )
-    if store.keep is not None or from_step is not None:
-        raise ConfigError(
-            "store.keep and --from-step: several ranks make no snapshots yet, since each would "
-            "have to be one of all: leave them out, or train with one process"
-        )
+    if store.keep is not None:
+        raise ConfigError(_NO_SNAPSHOTS)
     if config.eval is not None and config.eval.samples:
         raise ConfigError(
             "eval.samples: several ranks write no texts while they train, since each has a part of "
@@ -74,6 +89,14 @@ def check_together(config: Config, launch: Launch, *, from_step: int | None) -> 
             "model.dtype is float16, whose loss scale several ranks do not agree on yet: use "
             "bfloat16 or float32"
         )
+
+
+def check_together(config: Config, launch: Launch, *, from_step: int | None) -> None:
+    """Raise ConfigError for what a run of several ranks cannot do, in one line each."""
+    ranks = launch.ranks
+    check_possible(config, ranks.count)
+    if from_step is not None:
+        raise ConfigError(_NO_SNAPSHOTS)
     check_resharded(config.run.dir)
     paths = RunPaths(config.run.dir)
     if paths.config.exists() or paths.store.exists():

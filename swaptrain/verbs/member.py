@@ -32,6 +32,7 @@ class Member:
         self.beside = Beside(
             ranks=launch.ranks,
             local_count=launch.local_count,
+            local_rank=launch.local_rank,
             device=device,
             same_cut=self._same_cut,
         )
@@ -113,6 +114,8 @@ def joined(
         group.barrier()
     except SwaptrainError as error:
         group.say_last(str(error))
+        if isinstance(error, ConfigError) and group.is_said(str(error)):
+            error.is_echo = True
         if not begun:
             with suppress(OSError):  # of a run that was refused the last rank leaves an empty one
                 config.run.dir.rmdir()

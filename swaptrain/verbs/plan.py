@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from swaptrain.config.schema import Config
 from swaptrain.data import describe_rows
+from swaptrain.errors import ConfigError
 from swaptrain.observe.metrics import read_rows, written_bytes
 from swaptrain.planning.disk_budget import occupied_bytes
 from swaptrain.planning.planner import Plan
@@ -23,10 +24,11 @@ from swaptrain.verbs.plans.bound import bound
 from swaptrain.verbs.plans.layers_table import hints_of, layers_of, print_layers
 from swaptrain.verbs.plans.planned import Planned, planned
 from swaptrain.verbs.plans.questions import Questions
+from swaptrain.verbs.plans.ranks import check_ranks_asked, print_ranks, rank_tables
 from swaptrain.verbs.plans.report import PlanReport, Segment
 from swaptrain.verbs.plans.suggest import print_choices, suggest
 from swaptrain.verbs.plans.table import plan_console, show
-from swaptrain.verbs.plans.what_if import parse_machine, print_what_ifs, what_if
+from swaptrain.verbs.plans.what_if import OtherMachine, parse_machine, print_what_ifs, what_if
 
 __all__ = ["PlanReport", "plan", "print_plan"]
 
@@ -53,14 +55,22 @@ def print_plan(
     """
     asked = asked or Questions()
     machines = [parse_machine(text) for text in asked.what_if]
+    check_ranks_asked(config, asked.ranks)
+    _check_links(machines, asked)
     found = planned(config, note)
     report = _report(found)
-    others = [what_if(found, machine) for machine in machines]
+    others = [what_if(found, machine) for machine in _of_one_process(machines)]
+    tables = rank_tables(found, asked.ranks, machines, note) if asked.ranks else []
+    for table in tables[:1]:
+        disks = tuple((row.ranks, row.disk_bytes) for row in table.rows[1:])
+        report = replace(report, ranks_disk_bytes=disks)
     choices, refused = suggest(found, note) if asked.suggest else ([], [])
     if asked.as_json:
         tree: dict[str, Any] = {"plan": asdict(report)}
         if machines:
             tree["what_if"] = [asdict(other) for other in others]
+        if tables:
+            tree["ranks"] = [asdict(table) for table in tables]
         if asked.suggest:
             tree["suggestions"] = [asdict(choice) for choice in choices]
             tree["refused"] = [asdict(one) for one in refused]
@@ -75,12 +85,34 @@ def print_plan(
         print_layers(found, console)
         console.print()
     show(report, config, drive_bytes=asked.drive_bytes, console=console)
-    if machines:
+    if others:
         console.print()
         print_what_ifs(found, others, console)
+    if tables:
+        console.print()
+        print_ranks(found, tables, console)
     if asked.suggest:
         console.print()
         print_choices(choices, refused, console)
+
+
+def _of_one_process(machines: Sequence[OtherMachine]) -> list[OtherMachine]:
+    """Return those that differ by more than their network, which one process does not use."""
+    apart: dict[OtherMachine, OtherMachine] = {}
+    for machine in machines:
+        if not machine.is_this_one:
+            apart.setdefault(replace(machine, text="", network_bytes_per_s=None), machine)
+    return list(apart.values())
+
+
+def _check_links(machines: Sequence[OtherMachine], asked: Questions) -> None:
+    """Raise ConfigError for a network where one process is planned, which has none."""
+    for machine in machines:
+        if machine.network_bytes_per_s is not None and not asked.ranks:
+            raise ConfigError(
+                f"--what-if {machine.text!r}: link is the network between ranks: say how many with "
+                "--ranks N; that of a device is pcie"
+            )
 
 
 def _plain(value: Any) -> Any:

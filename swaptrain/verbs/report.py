@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.observe.step_metrics import time_stamp
+from swaptrain.ranks.limits import rank_count
 from swaptrain.report.read import RunFiles, RunState, read_run_files
 from swaptrain.store.disk.durable_files import write_aside
-from swaptrain.store.paths import RunPaths
-from swaptrain.units import format_size
+from swaptrain.store.paths import RunPaths, rank_dirs
+from swaptrain.units import format_duration, format_size
 from swaptrain.verbs.inspect import summary
-from swaptrain.verbs.inspection.report import read_run
+from swaptrain.verbs.inspection.report import last_rows, read_run
 
 __all__ = ["write_report"]
 
@@ -30,6 +33,8 @@ def write_report(runs: Sequence[Path], to: Path | None, note: Callable[[str], No
     _check_target(path, mark)
     damaged: list[DamagedStoreError] = []
     found = [_read(run, label, damaged) for run, label in zip(runs, _labels(runs), strict=True)]
+    for words in filter(None, map(_said_of_ranks, runs)):
+        note(words)
     for run in found:
         for problem in run.problems:
             note(f"{run.path}: {problem}")
@@ -84,7 +89,20 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     return [f"{path} ({number})" for number, path in enumerate(paths, 1)]
 
 
-def _read(path: Path, label: str, damaged: list[DamagedStoreError]) -> RunFiles:
+def _said_of_ranks(run: Path) -> str | None:
+    """Say of which rank the charts are; None for a run of one process."""
+    directories = rank_dirs(run)
+    if not directories:
+        return None
+    first = int(directories[0].name[-3:])
+    found, count = len(directories), rank_count(run)
+    has = "holds" if found == count else f"has {found} of the {count} directories of"
+    return f"{run} {has} a run of {count} ranks: the charts are of rank {first}"
+
+
+def _read(run: Path, label: str, damaged: list[DamagedStoreError]) -> RunFiles:
+    """Read the files of a run; of several ranks those of the first one, and lines of all."""
+    path = (rank_dirs(run) or [run])[0]
     try:
         seen = read_run(path, lines=1)
     except DamagedStoreError as error:
@@ -94,7 +112,7 @@ def _read(path: Path, label: str, damaged: list[DamagedStoreError]) -> RunFiles:
     root = seen.root
     state = RunState(
         text=seen.state,
-        facts=[(n, t) for n, t in summary(seen) if n in _FACTS],
+        facts=[*[(n, t) for n, t in summary(seen) if n in _FACTS], *_rank_facts(run)],
         host_bytes=seen.config.memory.host,
         last_step=seen.config.train.steps,
         writer=seen.writer,
@@ -102,6 +120,35 @@ def _read(path: Path, label: str, damaged: list[DamagedStoreError]) -> RunFiles:
     )
     return read_run_files(path, label, state)
 
+
+def _rank_facts(run: Path) -> Iterator[tuple[str, str]]:
+    """Yield what each rank did in a step: medians of its last steps."""
+    for number, directory in enumerate(rank_dirs(run)):
+        rank = int(directory.name[-3:])
+        name = f"rank {rank}" + (", which is shown" if not number else "")
+        rows = last_rows(RunPaths(directory).metrics, _LAST_STEPS)
+        if not rows:
+            yield name, "no step yet"
+            continue
+        usual = {key: median(_figure(row, key) for row in rows) for key in _RANK_KEYS}
+        sizes = (format_size(usual[f"{key}_bytes"]) for key in ("read", "write", "exchange"))
+        read, written, exchanged = sizes
+        yield (
+            name,
+            f"step {_figure(rows[-1], 'step'):,.0f}; median of its last {len(rows)}: {read} read, "
+            f"{written} written, {exchanged} exchanged, {format_duration(usual['step_s'])}, of "
+            f"which {format_duration(usual['exchange_wait_s'])} waiting for other ranks",
+        )
+
+
+def _figure(row: Mapping[str, Any], key: str) -> float:
+    """Return a number of a line; 0 where it has none."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+_LAST_STEPS = 20
+_RANK_KEYS = ("read_bytes", "write_bytes", "exchange_bytes", "step_s", "exchange_wait_s")
 
 _FACTS = {
     *("run", "model", "began from", "adapter", "trained", "data", "optimizer"),

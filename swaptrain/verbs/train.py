@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
+from swaptrain.errors import BudgetError, ConfigError, DamagedStoreError, NotFiniteError
 from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import import_reporters, open_reports
@@ -174,7 +174,11 @@ def _prepared(
     config = prepared.config
     if root is not None:
         _check_choices(run_dir, root, prepared, progress)
-    check_memory(config.memory.host, prepared.plan, note, processes=beside.local_count)
+    try:
+        check_memory(config.memory.host, prepared.plan, note, processes=beside.local_count)
+    except BudgetError as error:
+        error.is_echo = beside.local_rank > 0  # the first rank of each machine says it
+        raise
     if root is None and not beside.ranks.rank:
         check_capture(config, prepared, note)
     if member is not None:

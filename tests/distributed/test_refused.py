@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from swaptrain.cli import main
 from tests.support.ranks import together
 from tests.support.runs import config_of, trained
 from tests.support.serving import Server
@@ -82,3 +83,74 @@ def test_another_number_of_ranks(tmp_path: Path, server: Server) -> None:
     ended = together(server, alone, 2)
     assert ended.codes == [2, 2]
     assert "a run of one process" in ended.said[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--config", "job.yaml"],
+        ["export", "run", "--to", "weights.safetensors"],
+        ["verify", "run", "--repair"],
+        ["compare", "--config", "job.yaml"],
+        ["reshard", "run", "--ranks", "1"],
+        ["--config", "no-such-file.yaml"],
+        ["--config", "job.yaml", "--fressh"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_each_process_would_do_is_refused_once(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A verb under torchrun, a command line that is wrong: the first of a machine says it."""
+    for local_rank, count in ((0, 1), (1, 0)):
+        said = {"RANK": 2 + local_rank, "WORLD_SIZE": 4, "LOCAL_RANK": local_rank}
+        for name, number in said.items():
+            monkeypatch.setenv(name, str(number))
+        assert main(arguments) == 2
+        printed = capsys.readouterr()
+        assert printed.err.count("swaptrain: error") == count
+        assert not printed.out
+    if not arguments[0].startswith("-"):
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        assert main(arguments) == 2
+        assert f"{arguments[0]} is done by one process" in capsys.readouterr().err
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"memory": {"host": "26MiB", "segment": None}}, "set memory.host to"),
+        ({"data": {"python": "tests.support.nothing:here"}}, "tests.support.nothing"),
+    ],
+)
+def test_what_is_wrong_in_all_ranks_is_said_once(
+    tree: dict[str, Any], words: str, tmp_path: Path, server: Server
+) -> None:
+    """By the first rank of the machine; nothing is left behind."""
+    config = rank_config(tmp_path / "run", tree)
+    ended = together(server, config, 2, agent=True)
+    assert ended.codes[0] == 2 and ended.codes[1] in (1, 2), ended.said
+    assert words in ended.said[0]
+    assert "".join(ended.said).count("swaptrain: error") == 1, ended.said
+    assert not config.run.dir.exists()
+
+
+@pytest.mark.whole
+@pytest.mark.trains
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_directory_that_is_missing(missing: int, tmp_path: Path, server: Server) -> None:
+    """Is named, with exit 3, and nothing is changed: once it is back the run goes on."""
+    config = rank_config(tmp_path / "run", {"train": {"steps": 1}})
+    assert together(server, config, 2).codes == [0, 0]
+    gone, away = config.run.dir / f"rank-00{missing}", tmp_path / "away"
+    gone.rename(away)
+    more = rank_config(tmp_path / "run", {"train": {"steps": 2}})
+    ended = together(server, more, 2)
+    assert ended.codes == [3, 3], ended.said
+    assert "".join(ended.said).count("swaptrain: error") == 1, ended.said
+    assert f"rank {missing} has no store in {gone}" in ended.said[0]
+    assert not gone.exists()
+    away.rename(gone)
+    ended = together(server, more, 2)
+    assert ended.codes == [0, 0], ended.said

@@ -98,6 +98,7 @@ def test_a_signal_to_one_rank_stops_all_behind_a_step(
     metrics = rank_dir(config.run.dir, 0) / "metrics.jsonl"
     ended = together(server, config, 2, signals={"1": [number, str(metrics), 2]})
     assert ended.codes == [128 + number] * 2, ended.said
+    assert "".join(ended.said).count("swaptrain: stopped after step") == 1, ended.said
     dirs = [rank_dir(config.run.dir, rank) for rank in range(2)]
     lines = [(run_dir / "metrics.jsonl").read_text().splitlines() for run_dir in dirs]
     steps = [json.loads(rows[-1])["step"] for rows in lines]

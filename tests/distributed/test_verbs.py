@@ -17,6 +17,7 @@ from tests.support.ranks import together
 from tests.support.runs import assert_same_bits, losses, reference, trained
 from tests.support.serving import Server
 from tests.support.together import rank_config
+from tests.verbs.test_plan import LLAMA
 
 pytestmark = pytest.mark.trains
 
@@ -43,7 +44,14 @@ def test_a_run_of_two_ranks_as_one(
     assert capsys.readouterr().out.count("nothing is wrong") == 2
     assert main(["export", str(run / "rank-001"), "--to", str(weights)]) == 2
     assert "give the directory of the run" in capsys.readouterr().err
-    assert main(["eval", str(run), "eval.every=1"]) == 2
+    assert main(["eval", str(run), "eval.every=1"]) == 2  # whose model is code
+    assert main(["plan", "--config", str(run.with_suffix(".yaml"))]) == 2
+    assert "holds a run of 2 ranks: plan another one" in capsys.readouterr().err
+    held_out = ["eval.every=1", "eval.batches=3", "eval.python=tests.support.datasets:tokens"]
+    evaluate = ["eval", "--config", str(run.with_suffix(".yaml")), *held_out]
+    assert main(evaluate) == 0
+    said = capsys.readouterr().out.split(" items")[0]
+    assert "step 2" in said
     assert not (run / "joined").exists()
 
     _check_cuts(run, tmp_path / "cut", weights, two.parameters)
@@ -57,6 +65,8 @@ def test_a_run_of_two_ranks_as_one(
 
     assert main(["reshard", str(run), "--ranks", "1"]) == 0
     assert not list(run.glob("rank-*"))
+    assert main(evaluate) == 0
+    assert capsys.readouterr().out.split(" items")[0] != said  # of another step
     more = rank_config(run, {"train": {"steps": 4}})
     trained(load_config(run.with_suffix(".yaml")))
     assert len(losses(more.run.dir)) == 4
@@ -94,3 +104,56 @@ def _check_cuts(run: Path, there: Path, weights: Path, expected: dict[str, Any])
         shutil.rmtree(there)
         if not cut:
             return
+
+
+@pytest.mark.whole
+def test_what_reads_a_run_of_ranks_says_what_it_says_of_one_process(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """eval and generate, before and behind a reshard to one; ranks that are missing are named."""
+    run = tmp_path / "run"
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    data = {"python": None, "text": [str(text)], "tokenizer": "bytes", "sequence_length": 16}
+    model = {"hf": {**LLAMA, "vocab_size": 320}}
+    config = rank_config(run, {"model": model, "data": data, "train": {"steps": 2}})
+    ended = together(server, config, 2)
+    assert ended.codes == [0, 0], ended.said
+    asked = [
+        ["generate", str(run), "--prompt", "the", "--max-new-tokens", "5"],
+        ["eval", str(run), "--data", str(text)],
+    ]
+    said = [_said(one, capsys) for one in asked]
+    away = run / "rank-001"
+    away.rename(tmp_path / "elsewhere")
+    for verb in (["verify", str(run)], ["inspect", str(run)], asked[0]):
+        assert main(verb) == 2
+        assert "bring those of all machines together" in capsys.readouterr().err
+    (tmp_path / "elsewhere").rename(away)
+    assert main(["reshard", str(run), "--ranks", "1"]) == 0
+    assert [_said(one, capsys) for one in asked] == said
+
+
+def _said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a verb prints, without its seconds."""
+    capsys.readouterr()
+    assert main(arguments) == 0
+    return capsys.readouterr().out.rpartition(" | ")[0]
+
+
+@pytest.mark.whole
+def test_a_report_has_all_ranks(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The charts of rank 0, said so, and a line of each."""
+    run = tmp_path / "run"
+    ended = together(server, rank_config(run, {}), 2)
+    assert ended.codes == [0, 0], ended.said
+    assert main(["report", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(run / "report.html")
+    assert "the charts are of rank 0" in printed.err
+    page = (run / "report.html").read_text()
+    assert "rank 0, which is shown" in page and "rank 1" in page and "exchanged" in page
+    again = together(server, rank_config(run, {"train": {"steps": 4}}), 2)
+    assert again.codes == [0, 0], again.said

@@ -16,6 +16,7 @@ from swaptrain.memory.pages import PagePool
 from swaptrain.memory.slab import Slab
 from swaptrain.planning import ram_budget as ram
 from swaptrain.run.os_failures import named_failures
+from swaptrain.verbs.plans.planned import planned
 from tests.support.killing import final_state, metrics_key
 from tests.support.runs import config_of, trained
 
@@ -40,6 +41,28 @@ def test_a_control_group_below_the_budget_is_refused(
     with pytest.raises(BudgetError, match=r"128.0 MiB of RAM .*job/memory.max.*raise the limit to"):
         trained(config)
     assert not config.run.dir.exists()
+
+
+def test_ranks_of_a_machine_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control group, and the machine itself, that hold one process and not two."""
+    config = config_of(tmp_path / "run", JOB)
+    host_bytes, plan = config.memory.host, planned(config).prepared.plan
+    one_bytes = plan.base_bytes + host_bytes
+    limit = CgroupLimit(one_bytes * 3 // 2, Path("/sys/fs/cgroup/job/memory.max"))
+    said: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(ram, "cgroup_limit", lambda: limit)
+        ram.check_memory(host_bytes, plan, said.append)
+        with pytest.raises(BudgetError, match=r"2 ranks on it would each .* start fewer ranks"):
+            ram.check_memory(host_bytes, plan, said.append, processes=2)
+    needed = plan.base_bytes + plan.arena_bytes + ram.useful_bytes(plan)
+    monkeypatch.setattr(ram, "cgroup_limit", lambda: None)
+    monkeypatch.setattr(ram, "machine_bytes", lambda: needed * 3 // 2)
+    ram.check_memory(host_bytes, plan, said.append)
+    with pytest.raises(BudgetError, match=r"this machine has .* of RAM and swap, and 2 ranks"):
+        ram.check_memory(host_bytes, plan, said.append, processes=2)
 
 
 def test_a_limit_on_addresses_below_the_budget_is_refused(

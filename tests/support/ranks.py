@@ -55,7 +55,8 @@ def together(
     these numbers; `signals` maps a rank to [signal, file, lines]: it gets it when the file has so
     many lines; `hang` is a rank and after how many exchanges it does nothing any more, and
     `end_hung` that rank, killed when another one has ended; `other_data` is a rank whose data has
-    another digest; with `little` slabs have so many times what the largest instruction needs, and
+    another digest; with `agent` the ranks' store is in a process of its own, as under torchrun;
+    with `little` slabs have so many times what the largest instruction needs, and
     with `late` the device has memory of its own, whose copies come late.
     """
     paths = config if isinstance(config, list) else [config.run.dir.with_suffix(".yaml")] * count
@@ -115,6 +116,7 @@ def _together(plan: dict[str, Any]) -> dict[str, Any]:
     folder = Path(plan["paths"][0]).parent
     logs = [folder / f"said-{rank}" for rank in range(count)]
     children = [_child(plan, rank, port, logs[rank]) for rank in range(count)]
+    store = _agent_store(port) if plan.get("agent") else None
     codes: list[int | None] = [None] * count
     waiting = {int(rank): order for rank, order in plan.get("signals", {}).items()}
     begun = time.monotonic()
@@ -139,11 +141,19 @@ def _together(plan: dict[str, Any]) -> dict[str, Any]:
         if hung is not None and codes[hung] is None and codes[1 - hung] is not None:
             os.kill(children[hung], signal.SIGKILL)  # as torchrun does when another rank has ended
         time.sleep(0.01)
+    del store
     said = [path.read_text(errors="replace") for path in logs]
     counted = [folder / f"count-{rank}" for rank in range(count)]
     counts = [int(path.read_text()) if path.exists() else None for path in counted]
     report = {"codes": codes, "said": said, "counts": counts}
     return report | ({"wrong": f"a rank did not end: {report}"} if late else {})
+
+
+def _agent_store(port: int) -> Any:
+    """Return the store that torchrun has in its own process, which outlives all ranks."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 
 def _child(plan: dict[str, Any], rank: int, port: int, log: Path) -> int:
@@ -165,6 +175,8 @@ def _child(plan: dict[str, Any], rank: int, port: int, log: Path) -> int:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
+        if plan.get("agent"):
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         killer = _prepare(plan, rank)
         if "ddp" in plan:
             code = _train_ddp(plan, rank)

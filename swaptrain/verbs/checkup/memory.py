@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swaptrain.config.schema import Config
-from swaptrain.memory.limits import address_space_bytes, cgroup_limit
+from swaptrain.memory.limits import address_space_bytes, cgroup_limit, meminfo
 from swaptrain.units import GIB, format_size
 from swaptrain.verbs.checkup.result import CheckResult, checked, noted, wrong
 
@@ -17,22 +17,6 @@ _LEAST_RAM = 2 * GIB
 _FEW_FILES, _TOO_FEW_FILES = 1024, 128
 _BASE_BYTES = GIB
 """About what torch and a graph take beside memory.host."""
-
-
-def meminfo(text: str | None = None) -> dict[str, int]:
-    """Return the fields of /proc/meminfo in bytes; none where there is no such file."""
-    if text is None:
-        try:
-            text = Path("/proc/meminfo").read_text()
-        except OSError:
-            return {}
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        number = value.split()[:1]
-        if number and number[0].isdigit():
-            found[name] = int(number[0]) * 1024
-    return found
 
 
 def check_memory_limits(config: Config | None) -> Iterator[CheckResult]:

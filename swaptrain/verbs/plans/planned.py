@@ -124,7 +124,7 @@ def planned(config: Config, note: Callable[[str], None] = lambda _: None) -> Pla
     except for a disk that is too full.
     """
     run_dir = config.run.dir
-    check_alone(run_dir)
+    check_alone(run_dir, plans=True)
     check_own(run_dir)
     check_contained(run_dir)
     recorded = recorded_config(run_dir)

@@ -18,5 +18,6 @@ class Questions:
     suggest: bool = False
     layers: bool = False
     what_if: Sequence[str] = ()
+    ranks: Sequence[int] = ()
     drive_bytes: float = COMMON_DRIVE_BYTES
     as_json: bool = False

@@ -88,3 +88,5 @@ class PlanReport:
     """What bounds a step, and what would help most; None where no seconds are known."""
     experts: int | None = None
     """Experts of a range, where layers of experts are divided."""
+    ranks_disk_bytes: tuple[tuple[int, int], ...] = ()
+    """How many ranks were asked for, and what each of them reserves on its disk."""

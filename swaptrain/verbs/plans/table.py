@@ -132,6 +132,9 @@ def figures(
                 + ("free room not known" if free_bytes is None else f"{size(free_bytes)} free")
             ),
         )
+    if report.ranks_disk_bytes:
+        each = (f"{size(nbytes)} of {count}" for count, nbytes in report.ranks_disk_bytes)
+        yield "disk of a rank", f"{', '.join(each)} ranks"
     if report.occupied_disk_bytes:
         yield "", f"of that {size(report.occupied_disk_bytes)} are taken by the run already"
     if report.idle_steps:

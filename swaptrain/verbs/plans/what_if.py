@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
+from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.machine.speeds import Machine
+from swaptrain.planning.planner import Plan
 from swaptrain.planning.step_cost import instruction_seconds, price
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Instruction, Kind, Operation
@@ -18,14 +20,17 @@ from swaptrain.units import GIB, format_duration, format_size, parse_size
 from swaptrain.verbs.plans.bound import bounding
 from swaptrain.verbs.plans.planned import Planned
 
-__all__ = ["OtherMachine", "WhatIf", "parse_machine", "print_what_ifs", "what_if"]
+__all__ = ["OtherMachine", "WhatIf", "parse_machine", "print_what_ifs", "seconds_on"]
+__all__ += ["speeds_of", "what_if", "with_ram"]
 
 _SYSTEM_BYTES = 2 * GIB
 """Of a machine's RAM, for what runs beside swaptrain."""
 _RATE = re.compile(r"([0-9.]+\s*[a-zA-Z]+)/s\s*(read|write|written|both)?", re.ASCII)
 _FLOPS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([GTP])FLOPS", re.ASCII | re.IGNORECASE)
 _FACTORS = {"g": 1e9, "t": 1e12, "p": 1e15}
-_FORM = '"disk 7GB/s read, 5GB/s write; 100 TFLOPS; pcie 25GB/s; ram 64GiB"'
+_FORM = '"disk 7GB/s read, 5GB/s write; 100 TFLOPS; pcie 25GB/s; ram 64GiB; link 10Gb/s"'
+_BITS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])(?:b|bit|Bit)(?:/s|ps)", re.ASCII)
+_BITS_FACTORS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,14 @@ class OtherMachine:
     link_bytes_per_s: float | None = None
     """Between RAM and a device that computes, each way; None: there is no such device."""
     ram_bytes: int | None = None
+    network_bytes_per_s: float | None = None
+    """Between this machine and all others, each way: of a run of several ranks."""
+
+    @property
+    def is_this_one(self) -> bool:
+        """Whether nothing is said but its network, which a run of one process does not use."""
+        said = (self.disk, self.flops_per_s, self.link_bytes_per_s, self.ram_bytes)
+        return self.network_bytes_per_s is not None and not any(said)
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,8 @@ class WhatIf:
     compute_s: float
     """With what the tier does on the processor, which is taken to be as fast as here."""
     io_s: float
+    read_bytes: int
+    write_bytes: int
     bound: str
     """`disk`, `processor` or `memory`."""
     left_s: float
@@ -64,15 +79,18 @@ def parse_machine(text: str) -> OtherMachine:
 
     Parts in any order; those left out are as this machine has them. Of a disk of which only one
     speed is given it is that of reads and of writes; of both together, unless said, half of the
-    bytes each take the time of both alone. Raises ConfigError with what is wrong.
+    bytes each take the time of both alone. `link` is the network, whose `Gb` are 10^9 bits. Raises
+    ConfigError with what is wrong.
     """
     found = OtherMachine(text)
     for part in filter(None, (part.strip() for part in text.split(";"))):
         word, _, rest = part.partition(" ")
         if word.lower() == "disk":
             found = replace(found, disk=_disk(part, rest))
-        elif word.lower() in ("pcie", "link"):
+        elif word.lower() == "pcie":
             found = replace(found, link_bytes_per_s=_rate(part, rest))
+        elif word.lower() == "link":
+            found = replace(found, network_bytes_per_s=_network(part, rest.strip()))
         elif word.lower() == "ram":
             found = replace(found, ram_bytes=parse_size(rest))
         elif match := _FLOPS.fullmatch(part):
@@ -112,6 +130,16 @@ def _rate(part: str, text: str) -> float:
     return speed
 
 
+def _network(part: str, text: str) -> float:
+    """Return bytes a second of `10Gb/s`, which are bits, or `1.2GB/s`."""
+    match = _BITS.fullmatch(text)
+    if match is None:
+        return _rate(part, text)
+    if not float(match[1]):
+        raise _wrong(part)
+    return float(match[1]) * _BITS_FACTORS[match[2]] / 8
+
+
 def _wrong(part: str) -> ConfigError:
     return ConfigError(f"--what-if: {part!r} is not understood: write {_FORM}, or some of it")
 
@@ -125,6 +153,33 @@ def what_if(found: Planned, machine: OtherMachine) -> WhatIf:
     Raises BudgetError where `ram_bytes` are too few, ConfigError where nothing is known of a disk.
     """
     config, made = found.config, found.made
+    other = speeds_of(found, machine)
+    there, host_bytes = with_ram(made, config, machine)
+    seconds = seconds_on(found, machine)(made)
+    cost = price(there, config, other, seconds=seconds)
+    if cost.step_s is None or cost.traffic is None:
+        raise ConfigError("--what-if: a step of this config has too many instructions to rehearse")
+    io_s = other.disk.seconds(cost.traffic.read_bytes, cost.traffic.write_bytes)
+    work_s = cost.compute_s + made.tier_s * len(made.step)
+    return WhatIf(
+        machine=machine,
+        host_bytes=host_bytes,
+        step_s=cost.step_s,
+        token_s=cost.step_s / found.tokens,
+        compute_s=work_s,
+        io_s=io_s,
+        read_bytes=cost.traffic.read_bytes,
+        write_bytes=cost.traffic.write_bytes,
+        bound=bounding(io_s, work_s, cost.step_s),
+        left_s=found.steps_left * cost.step_s,
+    )
+
+
+def with_ram(made: Plan, config: Config, machine: OtherMachine) -> tuple[Plan, int]:
+    """Return the plan with the pool that a machine's RAM leaves, and what memory.host would be.
+
+    Raises BudgetError where `ram_bytes` are too few.
+    """
     host_bytes = config.memory.host
     if machine.ram_bytes is not None:
         host_bytes = machine.ram_bytes - made.base_bytes - _SYSTEM_BYTES
@@ -135,34 +190,23 @@ def what_if(found: Planned, machine: OtherMachine) -> WhatIf:
             f"--what-if {machine.text!r}: this cut needs {format_size(need)} of RAM, "
             f"{format_size(_SYSTEM_BYTES)} of them for the system"
         )
-    disk = machine.disk or (None if found.machine is None else found.machine.disk)
+    return replace(made, pool_bytes=pool_bytes), host_bytes
+
+
+def speeds_of(found: Planned, machine: OtherMachine) -> Machine:
+    """Return the speeds of a machine. Raises ConfigError where nothing is known of its disk."""
+    here = found.machine
+    disk = machine.disk or (None if here is None else here.disk)
     if disk is None:
         raise ConfigError(
             f"--what-if {machine.text!r}: the disk of this machine was never measured: say one, as "
             f"in {_FORM}"
         )
-    here = found.machine
-    other = Machine(
+    return Machine(
         disk=disk,
         sigma=here.sigma if here is not None else 0.0,
         io_work=here.io_work if here is not None else IOWork(),
         flops_per_s=dict(here.flops_per_s) if here is not None else {},
-    )
-    seconds = _seconds(found, machine)
-    cost = price(replace(made, pool_bytes=pool_bytes), config, other, seconds=seconds)
-    if cost.step_s is None or cost.traffic is None:
-        raise ConfigError("--what-if: a step of this config has too many instructions to rehearse")
-    io_s = disk.seconds(cost.traffic.read_bytes, cost.traffic.write_bytes)
-    work_s = cost.compute_s + made.tier_s * len(made.step)
-    return WhatIf(
-        machine=machine,
-        host_bytes=host_bytes,
-        step_s=cost.step_s,
-        token_s=cost.step_s / found.tokens,
-        compute_s=work_s,
-        io_s=io_s,
-        bound=bounding(io_s, work_s, cost.step_s),
-        left_s=found.steps_left * cost.step_s,
     )
 
 
@@ -199,15 +243,24 @@ def print_what_ifs(found: Planned, others: list[WhatIf], console: Console) -> No
     console.print(table, markup=False, highlight=False)
 
 
-def _seconds(found: Planned, machine: OtherMachine) -> Callable[[Instruction], float]:
-    """Return what an instruction's computing would take."""
-    measured = instruction_seconds(found.made)
-    flops_per_s, link = machine.flops_per_s, machine.link_bytes_per_s
+def seconds_on(
+    found: Planned, machine: OtherMachine
+) -> Callable[[Plan], Callable[[Instruction], float]]:
+    """Return what gives, for a plan of the model, what an instruction's computing would take."""
+    flops_per_s = machine.flops_per_s
     if flops_per_s is None:
-        return measured
+        return instruction_seconds
     here = found.machine
     own = None if here is None else here.flops_per_s.get(found.config.model.dtype)
-    layouts, model = found.made.layouts, found.made.captured.model
+    return lambda made: _seconds(made, flops_per_s, machine.link_bytes_per_s, own)
+
+
+def _seconds(
+    made: Plan, flops_per_s: float, link: float | None, own: float | None
+) -> Callable[[Instruction], float]:
+    """Return the seconds of a plan's instructions; `own` are the flops a second of this machine."""
+    measured = instruction_seconds(made)
+    layouts, model = made.layouts, made.captured.model
 
     def seconds(instruction: Instruction) -> float:
         took_s = measured(instruction)
@@ -222,7 +275,7 @@ def _seconds(found: Planned, machine: OtherMachine) -> Callable[[Instruction], f
         moved_bytes = sum(
             layouts.size_bytes(key)
             for key in set(instruction.touches)
-            if not (stays and key.kind in (Kind.STATE, Kind.ACCUMULATOR))
+            if not (stays and key.kind in (Kind.STATE, Kind.SHARED, Kind.ACCUMULATOR))
         )
         return max(needs_s, moved_bytes / link)
 
