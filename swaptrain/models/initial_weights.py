@@ -28,6 +28,8 @@ class InitialWeights:
         self._pretrained, self._adapter = pretrained, adapter
         named = self.module.named_parameters(remove_duplicate=False)
         self._parameters = frozenset(name for name, _ in named)
+        self._drawn: tuple[str, torch.Tensor] | None = None
+        """The stack of experts whose range was asked for last: the next range is of it, mostly."""
 
     @property
     def missing(self) -> Sequence[str]:
@@ -49,13 +51,20 @@ class InitialWeights:
         Raises ConfigError where a file cannot be read, or has changed since it was opened.
         """
         whole, own = self._place(name)
-        if self._adapter is not None and whole in self._adapter.names:
-            value = self._adapter.value(whole)
-        elif self._pretrained is not None and (base := self._stored(whole)) is not None:
+        if self._drawn is not None and (own is None or self._drawn[0] != whole):
+            self._drawn = None  # before another one is made: `value_bytes` counts one
+        if self._pretrained is not None and (base := self._stored(whole)) is not None:
             return self._pretrained.value(base, own)
-        else:
-            value = self.construction.value(whole)
-        return value if own is None else value[own.first : own.end].clone()
+        if own is None:
+            return self._made(whole)
+        if self._drawn is None:
+            self._drawn = whole, self._made(whole)
+        return self._drawn[1][own.first : own.end].clone()
+
+    def _made(self, whole: str) -> torch.Tensor:
+        if self._adapter is not None and whole in self._adapter.names:
+            return self._adapter.value(whole)
+        return self.construction.value(whole)
 
     def fill(self, name: str, target: torch.Tensor) -> None:
         """Copy the initial value of a parameter to a tensor, which may have another dtype.
@@ -121,6 +130,7 @@ class InitialWeights:
 
     def forget(self) -> None:
         """Free what the values are made from, and let go of the files."""
+        self._drawn = None
         self.construction.forget()
         if self._pretrained is not None:
             self._pretrained.close()
