@@ -53,6 +53,7 @@ class HeadLoss:
             return cross_entropy(
                 logits, targets, reduction, ignore_index, shape=shape, dtype=self.dtype
             )
+        # torch gives `apply` no types.
         loss: Tensor = _HeadByTokens.apply(self, reduction, ignore_index, rows, targets, *whole)  # type: ignore[no-untyped-call]
         return loss
 

@@ -112,11 +112,14 @@ class RowOperations:
             return (target, node.args) if known else None
         if target in _NORMS:
             whole = [n for n in node.all_input_nodes if n is not args[0]]
-            one = len(args) > 1 and len(args[1]) == 1  # type: ignore[arg-type]  # a shape
+            shape = args[1] if len(args) > 1 else None
+            one = isinstance(shape, list | tuple) and len(shape) == 1
             return (target, node.args) if one and all(self._is_whole(n) for n in whole) else None
         if target in _REDUCTIONS:
-            keeps = len(args) > 2 and args[2] is True and isinstance(args[1], list | tuple)
-            if not keeps or [self._from_end(args[0], dim) for dim in args[1]] != [-1]:  # type: ignore[union-attr]
+            dims = args[1] if len(args) > 2 and args[2] is True else None
+            if not isinstance(dims, list | tuple):
+                return None
+            if [self._from_end(args[0], dim) for dim in dims] != [-1]:
                 return None
             return target, (args[0], [-1], *args[2:])
         if target in _OF_COLUMNS:

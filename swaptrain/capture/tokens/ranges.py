@@ -36,6 +36,7 @@ class TokenRanges:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return the region's output."""
+        # torch gives `apply` no types.
         out: Tensor = _RegionByTokens.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return out
 
@@ -82,6 +83,7 @@ class RangeGradients:
         leaf = tensor.detach().requires_grad_(need)
         if need:
             # As soon as it is there, so that no two gradients of a range wait for each other.
+            # torch gives hooks no types.
             leaf.register_post_accumulate_grad_hook(lambda leaf: self._sum(index, leaf))  # type: ignore[no-untyped-call]
         return leaf
 

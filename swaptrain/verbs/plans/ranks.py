@@ -172,7 +172,9 @@ def _row(
     step = price_ranks(there, config, speeds, link_bytes_per_s, seconds=seconds)
     traffics = [cost.traffic for cost in step.ranks if cost.traffic is not None]
     per_s = None if step.step_s is None else found.tokens / step.step_s
-    both = per_s is not None and alone_per_s is not None
+    efficiency = None
+    if per_s is not None and alone_per_s is not None:
+        efficiency = per_s / alone_per_s / count
     return RanksRow(
         ranks=count,
         micro_batches=plans[0].builder.micro_batches,
@@ -184,7 +186,7 @@ def _row(
         step_s=step.step_s,
         best_s=step.best_s,
         tokens_per_s=per_s,
-        efficiency=per_s / alone_per_s / count if both else None,  # type: ignore[operator]
+        efficiency=efficiency,
         bound=step.bound,
     )
 

@@ -40,8 +40,15 @@ def divided(uncut: Uncut, target_bytes: int, tokens: int | None, *, skip: bool =
         return parameter.tensor.nbytes
 
     limits = CutLimits(target_bytes, 2 * target_bytes, 1 << 40, 2)
-    given = {"state_bytes": nbytes, "working_bytes": nbytes, "tokens": tokens}
-    return cut(uncut, limits, **given, skip_ignored=skip)[0]  # type: ignore[arg-type]  # of a dict
+    captured, _ = cut(
+        uncut,
+        limits,
+        state_bytes=nbytes,
+        working_bytes=nbytes,
+        skip_ignored=skip,
+        tokens=tokens,
+    )
+    return captured
 
 
 def assert_close(found: StepResult, expected: StepResult, tolerance: float) -> None:
