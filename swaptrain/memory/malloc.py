@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["AllocatorBytes", "heap_bytes", "release", "restart_without_cache", "retain"]
-__all__ += ["set_apart", "trim", "tune"]
+__all__ = ["AllocatorBytes", "grow_heap", "heap_bytes", "release", "restart_without_cache"]
+__all__ += ["retain", "set_apart", "trim", "tune"]
 
 # Names and numbers are those of <malloc.h>.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
@@ -108,6 +108,22 @@ def set_apart(objects: int) -> None:
         libc.free(block)
 
 
+def grow_heap(nbytes: int) -> int:
+    """Give the heap a free block of `nbytes`; return by how much it grew for that, 0 if it had one.
+
+    No page of the block is touched, so what it grew is not resident before somebody uses it. Call
+    it under `retain`; 0 too with an unknown allocator.
+    """
+    libc = _glibc()
+    if libc is None or _tcmalloc() is not None:
+        return 0
+    before = libc.sbrk(0)
+    block = libc.malloc(nbytes)
+    grown = libc.sbrk(0) - before
+    libc.free(block)
+    return int(grown)
+
+
 def _set(*options: tuple[int, int]) -> None:
     libc = _glibc()
     for option, value in options if libc is not None else ():
@@ -168,12 +184,13 @@ def _tcmalloc() -> ctypes.CDLL | None:
 @cache
 def _glibc() -> ctypes.CDLL | None:
     """Return the C library of this process if it is glibc."""
-    libc = _process("gnu_get_libc_version", "mallopt", "malloc_trim")
+    libc = _process("gnu_get_libc_version", "mallopt", "malloc_trim", "sbrk")
     if libc is not None:
         libc.mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
         libc.malloc_trim.argtypes = (ctypes.c_size_t,)
         libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
         libc.free.argtypes, libc.free.restype = (ctypes.c_void_p,), None
+        libc.sbrk.argtypes, libc.sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_ssize_t
     return libc
 
 

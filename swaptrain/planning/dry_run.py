@@ -14,6 +14,7 @@ from torch import Tensor
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.checks.operation import unchecked
 from swaptrain.capture.experts.operations import even_bounds
+from swaptrain.capture.experts.products import has_products
 from swaptrain.capture.trained_rows import all_rows
 from swaptrain.compute.object_tensors import copy_into, view, views
 from swaptrain.compute.operations import Operations, Slabs
@@ -30,6 +31,9 @@ __all__ = ["DryRun", "Measured", "dry_run", "kind_of"]
 _ROUNDS = 3
 _STD = 0.02
 """Of the random numbers, as of many models' initial weights."""
+_ROUTED = (Operation.FORWARD, Operation.BACKWARD, Operation.TURN, Operation.EVALUATE)
+_ROUTER_NUMBERS = 1 << 22
+"""Most numbers of a weight that is drawn for a router, which is one of the small ones."""
 _NO_OUTPUT = (-1, -1)
 
 
@@ -72,6 +76,7 @@ class DryRun:
         self._integers: dict[tuple[int, int], Tensor] = {}
         """By class and number of the output: the last one that is no floating point."""
         self._pool: SlabPool | None = None
+        self._has_router = has_products(code.train for code in captured.codes)
 
     def close(self) -> None:
         """Give the memory of slabs back."""
@@ -96,12 +101,14 @@ class DryRun:
         self.measured.saved_count[isomorphism] = saved.count
         return saved.nbytes if saved.complete else None
 
-    def _draw(self, slabs: Slabs) -> None:
+    def _draw(self, slabs: Slabs, *, largest: int | None = None) -> None:
+        """Draw values and weights; with `largest` only weights of at most so many numbers."""
         generator = torch.Generator().manual_seed(0)
         for key, slab in slabs.items():
             if key.kind in (Kind.STATE, Kind.SHARED, Kind.VALUE):
                 for tensor in views(self.layouts.array(key), slab).values():
-                    if tensor.is_floating_point() and 0 not in tensor.stride():
+                    small = key.kind is Kind.VALUE or not largest or tensor.numel() <= largest
+                    if small and tensor.is_floating_point() and 0 not in tensor.stride():
                         tensor.normal_(std=_STD, generator=generator)
 
     def sample(self, instructions: list[Instruction], step: int) -> None:
@@ -116,6 +123,10 @@ class DryRun:
                 if step == 1:
                     trim()  # so that free blocks, which it might not find, count as taken again
                 before_bytes = resident_bytes() - pool.held_bytes
+                if self._has_router and instruction.operation in _ROUTED:
+                    # Of zeros it chooses the first experts alone, and most of their gradient is
+                    # memory that nobody touches.
+                    self._draw(slabs, largest=_ROUTER_NUMBERS)
                 reset_peak()
                 self._decode(instruction, slabs)
                 begun = time.perf_counter()

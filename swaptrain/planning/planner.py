@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.captured import Captured
+from swaptrain.capture.experts.products import has_products
 from swaptrain.capture.tokens.divided import divide_tokens
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.operations import Operations
@@ -19,6 +20,7 @@ from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.memory.malloc import trim
+from swaptrain.memory.onednn import limit_primitive_caches
 from swaptrain.models.build import BuiltModel
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.planning.beside import FixedCut
@@ -226,6 +228,8 @@ class Planner:
         )
         operations = Operations(captured, layouts, runner, rules, self._device)
         self._check_device(found)
+        if has_products(code.train for code in captured.codes):
+            limit_primitive_caches()
         record = self._record(captured, found.cuts)
         known = None if record is None or not self._cutter.is_recorded else record.read()
         try:

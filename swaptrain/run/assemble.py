@@ -35,7 +35,7 @@ from swaptrain.program.instructions import Instruction
 from swaptrain.ranks.group import Group
 from swaptrain.ranks.together import Together
 from swaptrain.run.executor import Executor
-from swaptrain.run.memory_guard import BudgetGuard, OwnBytes, SpareBlocks
+from swaptrain.run.memory_guard import BudgetGuard, HeapGrowth, OwnBytes, SpareBlocks
 from swaptrain.run.open_data import loss_weights
 from swaptrain.run.resume import ResumePoint, find_resume_point
 from swaptrain.run.signals import StopRequest
@@ -224,6 +224,7 @@ def _guard(config: Config, plan: Plan, pool: SlabPool) -> BudgetGuard:
         host_bytes=config.memory.host,
         least_bytes=plan.peaks.instruction_bytes,
         own_bytes=OwnBytes(plan.captured, plan.measured),
+        heap_growth=HeapGrowth(plan.captured, plan.measured),
     )
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swaptrain.capture.captured import Captured
+from swaptrain.capture.experts.products import has_products
 from swaptrain.compute.device import ComputeDevice
+from swaptrain.memory.malloc import grow_heap
 from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.planning.dry_run import Measured, kind_of
 from swaptrain.planning.planner import Plan
-from swaptrain.program.instructions import Instruction
+from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.spans import spanned
 from swaptrain.units import format_size
 
-__all__ = ["BudgetGuard", "OwnBytes", "SpareBlocks"]
+__all__ = ["BudgetGuard", "HeapGrowth", "OwnBytes", "SpareBlocks"]
 
+_GIVES_GRADIENTS = (Operation.BACKWARD, Operation.TURN)
 _LEAST_RESERVE_BYTES = 16 << 20
 _LEAST_GAP_BYTES = 64 << 20
 _GAP_PART = 4
@@ -35,6 +38,11 @@ class BudgetGuard:
     An instruction of a kind that has not run before may find every free block too small: the
     graphs that wait for their backward lie between them. So `make_way` lends it, for that one
     time, what it takes by itself; `check` takes back what it did not need.
+
+    Where a router decides how many rows each expert has, the blocks of no two micro-batches have
+    the same sizes, and a gradient of a third of the budget may find its hole too small in the
+    fourth (of 2,560 MiB one step took 2,843). So the heap is asked for that room before, and what
+    it grew by counts as taken from then on.
     """
 
     def __init__(
@@ -45,9 +53,15 @@ class BudgetGuard:
         host_bytes: int,
         least_bytes: int,
         own_bytes: Callable[[Instruction], int] = lambda _: 0,
+        heap_growth: Callable[[Instruction], int] = lambda _: 0,
     ) -> None:
-        """Guard `pool`; `own_bytes` says what torch takes for an instruction not run before."""
-        self._pool, self._own_bytes = pool, own_bytes
+        """Guard `pool`; `own_bytes` says what torch takes for an instruction not run before.
+
+        `heap_growth` makes room in the heap for one that has run, and says how much the heap grew.
+        """
+        self._pool, self._own_bytes, self._heap_growth = pool, own_bytes, heap_growth
+        self._promised_bytes = 0
+        """What the process may hold beyond base and slabs without the heap growing."""
         self._lent_from: int | None = None
         """The pool's budget before a part of it was lent."""
         self._base_bytes, self._host_bytes = base_bytes, host_bytes
@@ -61,9 +75,11 @@ class BudgetGuard:
         Slabs in use stay until the tier evicts them.
         """
         own_bytes = self._own_bytes(instruction)
+        if not own_bytes:
+            return self._grow_heap(instruction)
         allowed_bytes = max(self._allowed_bytes() - own_bytes, self._least_bytes)
         # What lies in one region cannot be lent: its end would be given back for good.
-        if not own_bytes or self._pool.least_cut_bytes or allowed_bytes >= self._pool.budget_bytes:
+        if self._pool.least_cut_bytes or allowed_bytes >= self._pool.budget_bytes:
             return False
         self._lent_from = self._pool.budget_bytes
         self._pool.shrink(allowed_bytes)
@@ -74,15 +90,31 @@ class BudgetGuard:
         """Shrink the pool, though not below what one instruction needs, if the sum is too much."""
         if self._lent_from is not None:
             self._pool.budget_bytes, self._lent_from = self._lent_from, None
+        self._shrink()
+
+    def _grow_heap(self, instruction: Instruction) -> bool:
+        """Make room in the heap, and say whether the pool has to become smaller for it."""
+        grown_bytes = self._heap_growth(instruction)
+        if not grown_bytes:
+            return False
+        self._promised_bytes = max(self._promised_bytes, self._arena_bytes()) + grown_bytes
+        return self._shrink()
+
+    def _shrink(self) -> bool:
         allowed_bytes, budget_bytes = self._allowed_bytes(), self._pool.budget_bytes
-        if allowed_bytes < budget_bytes:
-            allowed_bytes = min(allowed_bytes, budget_bytes - self._pool.least_cut_bytes)
-            self._pool.shrink(max(allowed_bytes, self._least_bytes))
+        if allowed_bytes >= budget_bytes:
+            return False
+        allowed_bytes = min(allowed_bytes, budget_bytes - self._pool.least_cut_bytes)
+        self._pool.shrink(max(allowed_bytes, self._least_bytes))
+        return True
 
     def _allowed_bytes(self) -> int:
-        """Return what the pool may hold beside what the process holds now."""
-        arena_bytes = resident_bytes() - self._base_bytes - self._pool.held_bytes
+        """Return what the pool may hold beside what the process holds now, or may hold soon."""
+        arena_bytes = max(self._arena_bytes(), self._promised_bytes)
         return self._host_bytes - arena_bytes - self._reserve_bytes
+
+    def _arena_bytes(self) -> int:
+        return resident_bytes() - self._base_bytes - self._pool.held_bytes
 
 
 class OwnBytes:
@@ -96,6 +128,24 @@ class OwnBytes:
         if not instruction.segment or instruction.is_exchange:
             return 0
         return self._left.pop(kind_of(self._captured, instruction), 0)
+
+
+class HeapGrowth:
+    """What the heap grows by so that a backward of routed experts finds one block for all it takes.
+
+    Other models need none: the blocks of all their micro-batches have the same sizes.
+    """
+
+    def __init__(self, captured: Captured, measured: Measured) -> None:
+        routed = has_products(code.train for code in captured.codes)
+        self._captured, self._own_bytes = captured, measured.own_bytes if routed else {}
+
+    def __call__(self, instruction: Instruction) -> int:
+        """Return by how many bytes it grew; 0 where the room was there."""
+        if not self._own_bytes or instruction.operation not in _GIVES_GRADIENTS:
+            return 0
+        own_bytes = self._own_bytes.get(kind_of(self._captured, instruction), 0)
+        return grow_heap(own_bytes) if own_bytes else 0
 
 
 class SpareBlocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -58,3 +59,22 @@ def test_a_process_that_cannot_restart_goes_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "executable", "")  # an embedded interpreter
     restart_without_cache()
     assert len(tried) == 1
+
+
+GROWN = """
+from swaptrain.memory.malloc import grow_heap, retain
+from swaptrain.observe.memory_usage import resident_bytes
+retain()
+before = resident_bytes()
+print(grow_heap(256 << 20), grow_heap(256 << 20), resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's heap is asked")
+def test_the_heap_grows_once_for_a_block_and_takes_no_memory() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", GROWN], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    first, second, resident = map(int, output.split())
+    assert first >= 256 << 20 and second == 0
+    assert resident < 8 << 20

@@ -63,3 +63,27 @@ def test_an_instruction_of_a_new_kind_gets_what_it_takes_by_itself(
     assert not budget.make_way(turn)
     budget.check()
     assert pool.budget_bytes == 35 * MIB
+
+
+def test_the_heap_grows_before_an_instruction_for_which_it_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it grew by counts as taken before a page of it is, and only once."""
+    pool = PagePool(40 * MIB)
+    pool.give(pool.take(40 * MIB))
+    arena_bytes, grown = 10 * MIB, [12 * MIB]
+    monkeypatch.setattr(guard, "resident_bytes", lambda: 100 * MIB + pool.held_bytes + arena_bytes)
+    budget = BudgetGuard(
+        pool,
+        base_bytes=100 * MIB,
+        host_bytes=66 * MIB,
+        least_bytes=12 * MIB,
+        heap_growth=lambda _: grown.pop() if grown else 0,
+    )
+    backward = Instruction(Operation.BACKWARD, 3, 1)
+    assert budget.make_way(backward)
+    assert pool.budget_bytes == (66 - 16 - 10 - 12) * MIB
+    arena_bytes = 22 * MIB  # it took what the heap grew by
+    budget.check()
+    assert not budget.make_way(backward)
+    assert pool.budget_bytes == (66 - 16 - 22) * MIB

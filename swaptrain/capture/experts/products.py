@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from swaptrain.capture.experts.operations import RANGE
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace
 
-__all__ = ["Product", "expert_products"]
+__all__ = ["Product", "expert_products", "has_products"]
 
 _aten = torch.ops.aten
 _FALLBACK = "transformers.grouped_mm_fallback.default"
@@ -56,6 +57,12 @@ def expert_products(
     return {name: tuple(each) for name, each in found.items() if each and name not in others}
 
 
+def has_products(codes: Iterable[fx.GraphModule]) -> bool:
+    """Whether one of the segments' codes multiplies rows by the experts that a router chose."""
+    targets = (node.target for code in codes for node in code.graph.nodes)
+    return any(target is RANGE or _is_grouped(target) for target in targets)
+
+
 def _product(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Product] | None:
     """Return the products that a reader of a parameter is, or hands it to; None: it is another."""
     (stack,) = trace.facts[weight].tensors
@@ -71,9 +78,9 @@ def _product(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Product] | No
 
 
 def _of(node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace) -> Product | None:
-    grouped = node.target is _aten._grouped_mm.default
-    if not grouped and str(node.target) != _FALLBACK:
+    if not _is_grouped(node.target):
         return None
+    grouped = node.target is _aten._grouped_mm.default
     given = _arguments(node)
     rows, matrices, offsets = (given.get(name) for name in ("rows", "weight", "offsets"))
     (out,) = trace.facts[node].tensors
@@ -91,6 +98,10 @@ def _of(node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace) ->
     if of_rows.dim() != 2 or of_offsets.shape != (experts,) or not out.is_contiguous():
         return None
     return Product(node, rows, weight, turned, offsets, grouped)
+
+
+def _is_grouped(target: object) -> bool:
+    return target is _aten._grouped_mm.default or str(target) == _FALLBACK
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
