@@ -15,8 +15,8 @@ import swaptrain
 
 PACKAGE = Path(swaptrain.__file__).parent
 ORDER = [
-    *("errors", "units", "spans", "strict_json", "processes", "program", "capture", "config"),
-    *("memory", "chat", "migrate"),
+    *("errors", "units", "spans", "strict_json", "processes", "generators", "program", "capture"),
+    *("config", "memory", "chat", "migrate"),
     *("store.paths", "store.disk", "store.access", "store.format", "store.slots", "store.read"),
     *("store.check", "data", "models", "observe", "machine", "compute", "durable"),
     *("ranks", "planning", "planning.check_capture", "start", "run", "generate", "reference"),

@@ -94,7 +94,7 @@ def by_torchao(config: Config) -> Iterator[float]:
     optimizer, own = config.resolved().optimizer, config.model.master == "none"
     given: dict[str, Any] = {"lr": optimizer.lr, "betas": (0.9, 0.98)}
     masters = Masters(model.bfloat16() if own else model, torch.bfloat16, exact=not own)
-    tensors = [*model.parameters()] if own else masters.tensors
+    tensors = [*model.parameters()] if own else [*masters.trainable.values()]
     groups = [
         {"params": [p for p in tensors if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in tensors if p.ndim < 2], "weight_decay": 0.0},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -71,15 +70,16 @@ def _restored() -> Iterator[None]:
     environment, path = dict(os.environ), list(sys.path)
     libraries = _library_modes()
     set_up_torch()
-    import numpy as np
     import torch
+
+    from swaptrain.generators import noted_generators
 
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     modes: Any = torch.utils.deterministic  # torch gives its attribute no type
     filled = modes.fill_uninitialized_memory
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    restore_generators = noted_generators()
     differentiates, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     torch.set_grad_enabled(True)
     try:
@@ -93,9 +93,7 @@ def _restored() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         modes.fill_uninitialized_memory = filled
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        restore_generators()
         gc.collect()
 
 

@@ -19,6 +19,7 @@ import torch
 import xxhash
 
 from swaptrain.errors import ConfigError
+from swaptrain.generators import generators_restored
 
 __all__ = ["CONSTRUCTION_SEED", "check_repeatable", "item_seed", "seeded"]
 
@@ -41,17 +42,11 @@ def item_seed(seed: int, epoch: int, index: int) -> int:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of the CPU, and put back what they were; one thread at a time."""
-    with _GENERATORS:
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    with _GENERATORS, generators_restored():
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
+        yield
 
 
 def check_repeatable(

@@ -78,8 +78,8 @@ def _train_ddp(plan: dict[str, Any], rank: int) -> int:
     import torch.distributed as dist
 
     from swaptrain.data import open_data
+    from swaptrain.generators import seed_generators
     from swaptrain.models.build import model_factory
-    from swaptrain.reference import seed_generators
 
     config = load_config(Path(plan["paths"][rank]))
     dist.init_process_group("gloo")

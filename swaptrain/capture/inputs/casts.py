@@ -8,12 +8,10 @@ for that, those keys are cast that a parameter's operation reads first (a convol
 from __future__ import annotations
 
 import contextlib
-import random
 import traceback
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -24,6 +22,7 @@ from swaptrain.capture.checks.questions import answered_questions
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.capture.inputs.lineage import FailedCalls, Follower, MixedProductError
 from swaptrain.errors import CaptureError
+from swaptrain.generators import generators_restored
 from swaptrain.program.model import ModelSpec
 
 __all__ = ["batch_dtypes", "cast_as_captured", "cast_batch", "describe_casts"]
@@ -232,15 +231,12 @@ def _as_it_was(module: nn.Module) -> Iterator[None]:
     held = [value for _, values in owners for value in values.values()]
     lists = [(value, value[:]) for value in held if type(value) is list]
     tables = [(value, value.copy()) for value in held if type(value) in _TABLES]
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        yield
+        with generators_restored():
+            yield
     finally:
         for found, before in lists:
             found[:] = before
         for found, before in (*owners, *tables):
             found.clear()
             found.update(before)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

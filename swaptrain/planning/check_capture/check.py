@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from swaptrain.capture.captured import Captured
 from swaptrain.config.schema import Config
 from swaptrain.errors import CaptureError, ConfigError
+from swaptrain.generators import generators_restored
 from swaptrain.memory.malloc import release
 from swaptrain.models.build import additions, build
 from swaptrain.models.factory import Factory
 from swaptrain.planning.check_capture.compare import STEPS, Comparison, compare
-from swaptrain.planning.check_capture.draws import generators_kept
 from swaptrain.planning.check_capture.eager import NotComparable, PlainFails, plain_model
 from swaptrain.planning.check_capture.float32 import captured_anew, cut_in_pieces, in_float32
 from swaptrain.planning.check_capture.need import MOST_S, flops_s, needed_bytes, needed_s
@@ -53,7 +53,7 @@ def check_capture(config: Config, prepared: Prepared, note: Callable[[str], None
     begun = time.perf_counter()
     need_bytes = needed_bytes(prepared.plan.captured, config.model.dtype)
     try:
-        with generators_kept():
+        with generators_restored():
             found, remark = _compared(config, prepared, need_bytes, note)
     except NotComparable as error:
         if wanted == "required":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import xxhash
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["SameDraws", "generators_kept", "python_draws", "seed_generators"]
+__all__ = ["SameDraws", "python_draws"]
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,27 +42,8 @@ def _described(leaf: object) -> str:
     return str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
-def seed_generators(seed: int) -> None:
-    """Seed torch, Python's `random` and `numpy.random`, as before a model is constructed."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 def python_draws() -> tuple[object, ...]:
     """Return where Python's and numpy's global generators stand."""
     numpy: Mapping[str, Any] = np.random.get_state(legacy=False)
     state = numpy["state"]
     return random.getstate(), state["key"].tobytes(), state["pos"], numpy["has_gauss"]
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put the generators of torch, Python and numpy back where they stood before the block."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])

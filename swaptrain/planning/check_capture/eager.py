@@ -12,11 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from swaptrain.capture.forward.loss import loss_of
 from swaptrain.errors import SwaptrainError
+from swaptrain.generators import seed_generators
 from swaptrain.models.factory import described
 from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.thaw import thaw
-from swaptrain.planning.check_capture.draws import SameDraws, seed_generators
+from swaptrain.planning.check_capture.draws import SameDraws
 from swaptrain.program.expert_ranges import range_of
 
 __all__ = ["EagerSteps", "NotComparable", "PlainFails", "plain_model"]
