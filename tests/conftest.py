@@ -6,12 +6,24 @@ import gc
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from swaptrain.machine import speeds
+from swaptrain.machine.speeds import Machine
+from swaptrain.planning import prepare
 from swaptrain.run.steps import Training
+from tests.support.captures import Captures
+from tests.support.machines import MACHINE
 from tests.support.plain import PlainRuns
 from tests.support.serving import Server
+
+TESTS = Path(__file__).parent
+_CAPTURING = {"capture", "models", "whole"}
+"""Rooms of tests whose subject a capture is: they make each anew."""
 
 
 class _Test:
@@ -60,10 +72,26 @@ def imports_are_no_garbage() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the machine's figures apart from the user's: the first run of the session takes them."""
+def machine_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give all runs, those of other processes too, the same figures of the processor and the disk.
+
+    To measure them takes six seconds. The user's are left alone.
+    """
+    there, threads = tmp_path_factory.mktemp("cache"), torch.get_num_threads()
+    measure = speeds.measure
+
+    def known(path: Path, device: torch.device, *given: Any) -> Machine:
+        return MACHINE if device.type == "cpu" else measure(path, device, *given)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setitem(os.environ, "XDG_CACHE_HOME", str(there))
+        patch.setattr(speeds, "measure", known)
+        with pytest.MonkeyPatch.context() as idle:
+            idle.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+            for count in {1, threads}:
+                torch.set_num_threads(count)
+                speeds.machine(there, torch.device("cpu"), [*MACHINE.flops_per_s], lambda _: None)
+        torch.set_num_threads(threads)
         yield
 
 
@@ -71,6 +99,21 @@ def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 def plain_runs() -> PlainRuns:
     """Return what makes each run of plain PyTorch once; a worker of the session has its own."""
     return PlainRuns()
+
+
+@pytest.fixture(scope="session")
+def captures() -> Captures:
+    """Return what captures each model once; a worker of the session has its own."""
+    return Captures()
+
+
+@pytest.fixture(autouse=True)
+def captured_once(
+    request: pytest.FixtureRequest, captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let runs begin from models that were captured before: a capture takes half of a small run."""
+    if request.path.relative_to(TESTS).parts[0] not in _CAPTURING:
+        monkeypatch.setattr(prepare, "build", captures.build)
 
 
 @pytest.fixture(scope="session")

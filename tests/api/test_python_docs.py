@@ -39,6 +39,7 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.proof
 def test_the_network_learns_and_is_watched(tmp_path: Path) -> None:
     """The first example, and that of callbacks behind it, in one script."""
     pytest.importorskip("sklearn", reason="the example's digits are scikit-learn's")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from swaptrain.cli import main
 from swaptrain.config.load import load_config
 from swaptrain.verbs.reshard import reshard_run
+from tests.support.matrix import proof_but
 from tests.support.ranks import together
 from tests.support.runs import assert_same_bits, losses, reference, trained
 from tests.support.serving import Server
@@ -22,10 +23,11 @@ from tests.verbs.test_plan import LLAMA
 pytestmark = pytest.mark.trains
 
 
+@pytest.mark.parametrize("between", proof_but([None, 4], None))
 def test_a_run_of_two_ranks_as_one(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+    between: int | None, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """export, inspect and verify; then four ranks go on, and then one process."""
+    """export, inspect and verify; then one process goes on, behind so many ranks `between`."""
     run = tmp_path / "run"
     config = rank_config(run, {"train": {"steps": 2}})
     ended = together(server, config, 2)
@@ -50,27 +52,32 @@ def test_a_run_of_two_ranks_as_one(
     held_out = ["eval.every=1", "eval.batches=3", "eval.python=tests.support.datasets:tokens"]
     evaluate = ["eval", "--config", str(run.with_suffix(".yaml")), *held_out]
     assert main(evaluate) == 0
-    said = capsys.readouterr().out.split(" items")[0]
-    assert "step 2" in said
+    said = _step_line(capsys)
+    assert said.startswith("step 2 ")
     assert not (run / "joined").exists()
 
-    _check_cuts(run, tmp_path / "cut", weights, two.parameters)
-
-    three = reference(rank_config(run, {}), ranks=2)
-    assert main(["reshard", str(run), "--ranks", "4"]) == 0
-    ended = together(server, rank_config(run, {}), 4)
-    assert ended.codes == [0] * 4, ended.said
-    # The third loss is that of the weights behind the second step.
-    assert losses(run / "rank-003")[-1] == three.losses[2]
+    if between is not None:
+        _check_cuts(run, tmp_path / "cut", weights, two.parameters)
+        three = reference(rank_config(run, {}), ranks=2)
+        assert main(["reshard", str(run), "--ranks", str(between)]) == 0
+        ended = together(server, rank_config(run, {}), between)
+        assert ended.codes == [0] * between, ended.said
+        # The third loss is that of the weights behind the second step.
+        assert losses(run / f"rank-{between - 1:03d}")[-1] == three.losses[2]
 
     assert main(["reshard", str(run), "--ranks", "1"]) == 0
     assert not list(run.glob("rank-*"))
     assert main(evaluate) == 0
-    assert capsys.readouterr().out.split(" items")[0] != said  # of another step
+    assert (_step_line(capsys) == said) == (between is None)  # else of another step
     more = rank_config(run, {"train": {"steps": 4}})
     trained(load_config(run.with_suffix(".yaml")))
     assert len(losses(more.run.dir)) == 4
     assert main(["verify", str(run)]) == 0
+
+
+def _step_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what `eval` has said of a step, up to the seconds."""
+    return capsys.readouterr().out.splitlines()[-1].rpartition(" | ")[0]
 
 
 def _check_cuts(run: Path, there: Path, weights: Path, expected: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from tests.support.runs import config_of, trained
 
 MIB = 2**20
 GPT = {
-    "model": {"python": "tests.support.models:gpt"},
+    "model": {"python": "tests.support.models:gpt", "kwargs": {"layers": 1}},
     "data": {"python": "tests.support.datasets:tokens"},
     "memory": {"host": "64MiB", "segment": "16KiB"},
     "train": {"check_capture": False},
@@ -137,7 +137,7 @@ def test_a_dataset_that_keeps_tensors_is_found(
     """Six items of a step are 1.5 MiB, read where a micro-batch is loaded; it is said once."""
     KEPT.clear()
     data = {"python": "tests.observe.test_memory_record:keeping"}
-    run = trained(job(tmp_path / "run", data=data, train={"steps": 30, "check_capture": False}))
+    run = trained(job(tmp_path / "run", data=data, train={"steps": 20, "check_capture": False}))
     KEPT.clear()
     (growth,) = memory_of(run)["growth"]
     assert (growth["operation"], growth["segment"]) == ("LOAD", 0)
@@ -160,13 +160,13 @@ def test_what_an_instruction_keeps_is_found_at_its_segment(
         return backward(self, instruction, *args, **options)
 
     monkeypatch.setattr(Operations, "backward", keeps)
-    run = trained(job(tmp_path / "run", train={"steps": 30, "check_capture": False}))
+    run = trained(job(tmp_path / "run", train={"steps": 20, "check_capture": False}))
     (growth,) = memory_of(run)["growth"]
     assert growth["segment"] == 2 and growth["steps"] == 16
     assert 1.3 * MIB < growth["bytes_per_step"] < 1.8 * MIB
 
 
-@pytest.mark.trains
+@pytest.mark.proof
 def test_a_clean_run_grows_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fifty steps with evaluations, of which none is named."""
     held_out = {"python": "tests.support.datasets:tokens", "every": 7}

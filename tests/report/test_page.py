@@ -318,11 +318,8 @@ def test_neither_torch_nor_a_setting_of_the_folder_is_used(run: Path, tmp_path: 
 
 
 @pytest.mark.trains
-def test_a_real_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Finished, training now, with a damaged store, and of another format."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tree = {
         "model": {"python": "tests.support.models:gpt"},
         "data": {"python": "tests.support.datasets:tokens"},

@@ -70,9 +70,8 @@ def test_a_line_that_cannot_be_written_is_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_each_start_of_a_run_writes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_start_of_a_run_writes_one(tmp_path: Path) -> None:
     """With its step and its forecast; one with nothing to do writes none, --fresh takes them."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tree = {
         "model": {"python": "tests.support.models:gpt"},
         "data": {"python": "tests.support.datasets:tokens"},

@@ -80,11 +80,8 @@ def test_a_torn_trace_keeps_its_whole_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_the_hits_of_a_run_are_what_its_metrics_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hits_of_a_run_are_what_its_metrics_count(tmp_path: Path) -> None:
     """State that was read for a use is no more than what the step read; all used state is there."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tree = {
         "model": {"python": "tests.support.models:gpt"},
         "data": {"python": "tests.support.datasets:tokens"},

@@ -14,13 +14,6 @@ from tests.whole.test_bad_input import LLAMA, job
 pytestmark = pytest.mark.trains
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 FOREIGN = {
     "config.yaml": "# what I tried\nmodel: {python: my:net}\n",
     "metrics.jsonl": "my own figures\n",

@@ -24,24 +24,20 @@ import xxhash
 
 import swaptrain.verbs.train as training
 from swaptrain.config.schema import Config
-from swaptrain.machine.speeds import Machine
 from swaptrain.planning import roofline
 from swaptrain.planning.prepare import Prepared
-from swaptrain.program.cost import Disk, IOWork
 from swaptrain.run.steps import Training
 from swaptrain.store.disk import durable_files as files
 from swaptrain.store.format.record import read_record
 from tests.support.durability_sabotage import leave_out
 from tests.support.forking import fork
+from tests.support.machines import MACHINE
 from tests.support.repeated import Again, lives, logger, repeated
 from tests.support.runs import config_of
 
 __all__ = ["ACTIONS", "Runs", "final_state", "in_child", "metrics_key"]
 
 KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
-_MACHINE = Machine(Disk(2e9, 2e9, 2e9), 0.0, IOWork(), {"float32": 1e11, "bfloat16": 1e11})
-"""A start that measures makes thousands of calls, and a later one, which finds the figures, none.
-So nothing is measured here: a position that is counted in one run is the same one in the next."""
 _LONGEST_S = 120
 """Of a run that is resumed, or that leaves out what another part of it may wait for."""
 
@@ -215,7 +211,7 @@ class Runs:
         """Let `train` take what was captured once, in a child; return the config to give it."""
         prepared = self._prepared[name]
         training.Prepared = lambda *_: prepared  # type: ignore[assignment,misc]
-        roofline.machine = lambda *_: _MACHINE  # type: ignore[assignment]
+        roofline.machine = lambda *_: MACHINE  # type: ignore[assignment]
         if name is None:  # a test may have changed what needs no other capture
             weighting = prepared.config.train.loss_weighting
             train = self.config.train.model_copy(update={"loss_weighting": weighting})

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,12 @@ from swaptrain.capture.forward.loss import loss_of
 from swaptrain.cli import main
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
+from swaptrain.errors import SwaptrainError
+from swaptrain.planning import prepare
+from swaptrain.planning.prepare import Prepared
+from tests.support.captures import Captures
 from tests.support.forking import fork
+from tests.support.machines import MACHINE
 from tests.support.serving import Server
 
 __all__ = ["ACTIONS", "Ended", "ddp", "together"]
@@ -108,7 +113,20 @@ def _train_ddp(plan: dict[str, Any], rank: int) -> int:
     return 0
 
 
+_CAPTURES = Captures()
+
+
+def _capture(path: Path) -> None:
+    """Capture the model of a config here, once for all ranks and for all runs of the session."""
+    prepare.build = _CAPTURES.build
+    with suppress(SwaptrainError, OSError):
+        config = load_config(path).resolved()
+        elsewhere = config.run.model_copy(update={"dir": path.with_name("captured")})
+        Prepared(config.model_copy(update={"run": elsewhere}), None, lambda _: None)
+
+
 def _together(plan: dict[str, Any]) -> dict[str, Any]:
+    _capture(Path(plan["paths"][0]))
     count = len(plan["paths"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -235,7 +253,7 @@ def _prepare(plan: dict[str, Any], rank: int) -> Any:
     from tests.support import killing
 
     # A start that measures makes calls that a later one, which finds the figures, does not make.
-    roofline.machine = lambda *_: killing._MACHINE
+    roofline.machine = lambda *_: MACHINE
     return killing.Killer(kill)
 
 

@@ -37,7 +37,8 @@ def config_of(run_dir: Path, tree: dict[str, Any]) -> Config:
     base: dict[str, Any] = {
         "data": {"micro_batch": 2, "micro_batches": 3, "shuffle": False},
         "optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
-        "train": {"steps": 5, "seed": 3, "threads": 1},
+        # null would choose by the speed of the machine, and rehearse steps for that
+        "train": {"steps": 5, "seed": 3, "threads": 1, "recompute": True},
         "device": "cpu",
         "memory": {"host": "256MiB"},
         "store": {"commit": {"lag": 1}},  # null would choose by the speed of the machine

@@ -58,7 +58,7 @@ def test_it_is_the_loss_of_the_training(settings: str, tmp_path: Path) -> None:
     assert (found.step, found.found.loss) == (2, watched[-1]["eval_loss"])
     assert evaluate_run(config).found == found.found
     assert kept(blind) == before
-    whole = trained(job(tmp_path / "whole", settings, steps=4, eval=None))
+    whole = trained(job(tmp_path / "watched", settings, steps=4))
     assert_same_bits(
         weights(trained(job(tmp_path / "run", settings, steps=4, eval=None))), weights(whole)
     )

@@ -25,11 +25,6 @@ from tests.support.runs import config_of
 pytestmark = pytest.mark.trains
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def job(run_dir: Path, **sections: Any) -> Config:
     """Return the config of a small run of several segments."""
     return config_of(
@@ -47,13 +42,8 @@ def job(run_dir: Path, **sections: Any) -> Config:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run; tests that change it take a copy."""
-    folder = tmp_path_factory.mktemp("finished")
-    os.environ["XDG_CACHE_HOME"], before = str(folder), os.environ.get("XDG_CACHE_HOME")
-    config = job(folder / "run")
+    config = job(tmp_path_factory.mktemp("finished") / "run")
     train(config)
-    os.environ.pop("XDG_CACHE_HOME")
-    if before is not None:
-        os.environ["XDG_CACHE_HOME"] = before
     return config.run.dir
 
 

@@ -49,11 +49,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def job(tmp_path: Path, name: str, **sections: Any) -> Config:
     """Return the config of a model of some three million parameters."""
     return config_of(tmp_path / "run", {**MODELS[name], **sections})

@@ -35,20 +35,22 @@ FAST = Machine(Disk(1e13, 1e13, 1e13), 0.0, IOWork(), {"float32": 1e11, "bfloat1
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_module, "known_machine", lambda path, device: SLOW)
 
 
 def job(tmp_path: Path, **sections: Any) -> Config:
     memory = {"host": "64MiB", "segment": "4MiB"}
-    tree = {"model": {"hf": LLAMA}, "data": TEXT, "memory": memory, **sections}
+    train = {"recompute": None, **sections.pop("train", {})}
+    tree = {"model": {"hf": LLAMA}, "data": TEXT, "memory": memory, "train": train, **sections}
     return config_of(tmp_path / "run", tree)
 
 
-@pytest.fixture
-def found(tmp_path: Path) -> Planned:
-    return planned(job(tmp_path))
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planned_module, "known_machine", lambda path, device: SLOW)
+        return planned(job(tmp_path_factory.mktemp("found")))
 
 
 def test_json_has_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +145,7 @@ def test_a_slow_disk_asks_for_a_larger_batch(
     assert "only a faster processor" in fast or "of the time per token" in fast
 
 
+@pytest.mark.proof
 def test_suggestions_are_plans(found: Planned) -> None:
     """Each is what `plan` says of that config, and the best comes first."""
     noted: list[str] = []

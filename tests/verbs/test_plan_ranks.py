@@ -34,8 +34,7 @@ KEPT = {"keep": {"every": 1}, "commit": {"unit": "step"}}
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_module, "known_machine", lambda path, device: SLOW)
 
 

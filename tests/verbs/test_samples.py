@@ -69,6 +69,7 @@ def test_texts_are_those_of_generate(settings: str, tmp_path: Path) -> None:
     assert [one["prompt"] for one in found[-1]["samples"]] == PROMPTS
 
 
+@pytest.mark.proof
 def test_a_step_that_is_done_again_is_written_once(tmp_path: Path) -> None:
     """Stopped behind the evaluation of step 2, and gone on with."""
     config = job(tmp_path, "run", samples=PROMPTS)

@@ -27,13 +27,6 @@ LINEAR = {"python": "tests.support.refused:linear"}
 VECTORS = {"python": "tests.support.datasets:vectors", "micro_batch": 2}
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Return a small text file."""

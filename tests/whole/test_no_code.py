@@ -23,9 +23,8 @@ EVIL = "from pathlib import Path\nPath({canary!r}).write_text('it ran')\n"
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(tmp_path: Path) -> Job:
     """Return a run that stopped inside a step."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return small_run(tmp_path / "job", "inside a step")
 
 

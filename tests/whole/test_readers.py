@@ -48,7 +48,6 @@ class Job:
         self.config = folder / "job.yaml"
         self.config.write_text(yaml.safe_dump({**TREE, "run": {"dir": str(self.run)}}))
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self.environment["XDG_CACHE_HOME"] = str(folder / "cache")
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "swaptrain", *arguments]
