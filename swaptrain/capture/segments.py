@@ -76,13 +76,13 @@ def slice_graph(
     segments: list[SegmentGraph] = []
     codes: list[Code] = []
     classes: dict[str, int] = {}
-    home = {node: k for k in range(len(edges) - 1) for node in nodes[edges[k] : edges[k + 1]]}
+    segment_of = {node: k for k in range(len(edges) - 1) for node in nodes[edges[k] : edges[k + 1]]}
     for k in range(len(edges) - 1):
         part = nodes[edges[k] : edges[k + 1]]
         outputs = [
             node
             for node in part
-            if node is loss or any(home.get(user, k) != k for user in node.users)
+            if node is loss or any(segment_of.get(user, k) != k for user in node.users)
         ]
         graph, inputs, random, terms, copies = _extract(part, outputs, losses)
         written = frozenset().union(*(trace.facts[node].written for node in part))
@@ -90,7 +90,7 @@ def slice_graph(
             _binding(origins.get(node) or Binding("value", node.name), node, trace, written)
             for node in inputs
         )
-        own = [] if divided is None else [r for r in divided.regions if home.get(r.out) == k]
+        own = [] if divided is None else [r for r in divided.regions if segment_of.get(r.out) == k]
         key = _canonical(captured, trace, graph, inputs, bindings)
         key += "".join(f" {copies[region.out]}" for region in own)
         if key not in classes:

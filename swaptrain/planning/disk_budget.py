@@ -23,7 +23,7 @@ from swaptrain.store.slots.snapshot_links import snapshot_paths
 from swaptrain.units import format_size
 
 __all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
-__all__ += ["keeping", "other_bytes", "slot_counts", "snapshot_count", "spare_bytes"]
+__all__ += ["keeping", "other_bytes", "scratch_bytes", "slot_counts", "snapshot_count"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def check_disk(needs: list[DiskNeed], run_dir: Path, note: Callable[[str], None]
             raise ConfigError(f"{text}, or set {key} to another disk" if not reserved else text)
 
 
-def spare_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
+def scratch_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
     """Return what scratch may take: half of what the run leaves free on the disk of `run_dir`.
 
     None of it where the file system does not say what is free.
@@ -183,7 +183,7 @@ def other_bytes(plan: Plan, backing: DiskBacking) -> int:
 def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[list[int], int]]:
     """Return the segments of each shape class, and how many slots the class has.
 
-    A class of three and more segments has two spares, so that the next commit's writes can begin
+    A class of three and more segments has two free ones, so that the next commit's writes can begin
     while the last one is made durable; a smaller one has one; with two trees each segment has two
     slots. Each snapshot that may exist takes a slot per segment more. That is enough: a new one
     shares all of its slots with the live state until the oldest is dropped.
@@ -193,6 +193,6 @@ def slot_counts(layouts: Layouts, *, trees: bool, snapshots: int) -> list[tuple[
         by_class.setdefault(layout.shape_class, []).append(k)
     counts = []
     for members in by_class.values():
-        spares = len(members) if trees else (2 if len(members) >= 3 else 1)
-        counts.append((members, (1 + snapshots) * len(members) + spares))
+        free = len(members) if trees else (2 if len(members) >= 3 else 1)
+        counts.append((members, (1 + snapshots) * len(members) + free))
     return counts

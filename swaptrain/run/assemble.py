@@ -35,7 +35,7 @@ from swaptrain.program.instructions import Instruction
 from swaptrain.ranks.group import Group
 from swaptrain.ranks.together import Together
 from swaptrain.run.executor import Executor
-from swaptrain.run.memory_guard import BudgetGuard, HeapGrowth, OwnBytes, SpareBlocks
+from swaptrain.run.memory_guard import BudgetGuard, HeapGrowth, OwnBytes, UnusedBlocks
 from swaptrain.run.open_data import loss_weights
 from swaptrain.run.resume import ResumePoint, find_resume_point
 from swaptrain.run.signals import StopRequest
@@ -147,8 +147,8 @@ def assemble(
         note(f"writing what holds memory in each step to {paths.memory} (run.memory)")
         memory = _memory_record(config, prepared.device, plan, pool, parts.io, note)
         files.callback(memory.close)
-    spare = None if memory is None else SpareBlocks(prepared.device, plan, pool, note)
-    watch = Watch(stop, progress, segments, boundary, trace, memory, spare)
+    unused = None if memory is None else UnusedBlocks(prepared.device, plan, pool, note)
+    watch = Watch(stop, progress, segments, boundary, trace, memory, unused)
     executor = Executor(
         tier,
         plan.operations,

@@ -41,7 +41,7 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
 
 
 def finish(training: Training, stop: StopRequest) -> None:
-    """Delete what only training needs: spares, values, hand-offs.
+    """Delete what only training needs: free slots, values, hand-offs.
 
     A last step that is also a snapshot gets slots of its own first, so that it is on the disk
     twice. A kill in the middle is completed by the next start, and so is a disk that cannot
@@ -98,10 +98,10 @@ def separate_all(
     for number, (k, slot) in enumerate(shared.items(), 1):
         what = f"copying segment {number}/{len(shared)} of step {step}"
         stop.doing(what)
-        spare = slots.take(slot.id.rpartition("-")[0])
-        assert spare is not None, "a snapshot that shares the live slots leaves as many free"
-        copy_slot(slot, spare, io, segment=k, version=step)
-        slots.switch(k, spare, tree=tree)
+        free = slots.take(slot.id.rpartition("-")[0])
+        assert free is not None, "a snapshot that shares the live slots leaves as many free"
+        copy_slot(slot, free, io, segment=k, version=step)
+        slots.switch(k, free, tree=tree)
         stop.check_after(what)
 
 

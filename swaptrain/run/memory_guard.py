@@ -16,7 +16,7 @@ from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.spans import spanned
 from swaptrain.units import format_size
 
-__all__ = ["BudgetGuard", "HeapGrowth", "OwnBytes", "SpareBlocks"]
+__all__ = ["BudgetGuard", "HeapGrowth", "OwnBytes", "UnusedBlocks"]
 
 _GIVES_GRADIENTS = (Operation.BACKWARD, Operation.TURN)
 _LEAST_RESERVE_BYTES = 16 << 20
@@ -148,7 +148,7 @@ class HeapGrowth:
         return grow_heap(own_bytes) if own_bytes else 0
 
 
-class SpareBlocks:
+class UnusedBlocks:
     """Looks between steps at the gap between what the allocator reserved and what is in use.
 
     Between two steps nothing is computed, so on a device all of its blocks are free, and the next

@@ -14,7 +14,12 @@ from swaptrain.errors import RunError
 from swaptrain.machine.speeds import Machine
 from swaptrain.memory.malloc import release
 from swaptrain.observe.progress import Progress
-from swaptrain.planning.disk_budget import check_disk, disk_needs, estimated_data_bytes, spare_bytes
+from swaptrain.planning.disk_budget import (
+    check_disk,
+    disk_needs,
+    estimated_data_bytes,
+    scratch_bytes,
+)
 from swaptrain.planning.forecast import Forecast, forecast
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.prepare import Prepared
@@ -89,12 +94,12 @@ def open_run(
         verify=config.store.verify,
     )
     backing.files.clear_saved()
-    spare = 0
+    scratch = 0
     if not start.evaluates:
         estimate = estimated_data_bytes(config) if root is None else 0
         needs = disk_needs(config, plan, backing, data_bytes=estimate)
         check_disk(needs, run_dir, note)
-        spare = spare_bytes(needs, run_dir)
+        scratch = scratch_bytes(needs, run_dir)
     if start.back_to is not None:
         assert root is not None, "a snapshot is one of a run that exists"
         note(f"verifying the snapshot of step {start.back_to.step}")
@@ -116,7 +121,7 @@ def open_run(
     machine = disk_machine(config, prepared.device.device, note)
     if machine is not None:
         plan = with_load_cost(plan, data)
-    chosen = _chosen(plan, start, machine, backing.files, spare, note)
+    chosen = _chosen(plan, start, machine, backing.files, scratch, note)
     prepared.plan = chosen.plan
     backing.files.reserve_evaluated()
     if start.evaluates:

@@ -10,7 +10,7 @@ from swaptrain.observe.progress import Progress
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
-from swaptrain.run.memory_guard import SpareBlocks
+from swaptrain.run.memory_guard import UnusedBlocks
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.step_boundary import Boundary
 
@@ -33,7 +33,7 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval", "exchange"]]
 class Watch:
     """Shows where a step is, and lets a signal end the run behind an instruction.
 
-    With `trace` it also writes what happened when, with `memory` what held memory; with `spare` it
+    With `trace` it also writes what happened when, with `memory` what held memory; with `unused` it
     gives back what the allocator holds too much.
     """
 
@@ -45,12 +45,12 @@ class Watch:
         boundary: Boundary,
         trace: TraceFile | None = None,
         memory: MemoryRecord | None = None,
-        spare: SpareBlocks | None = None,
+        unused: UnusedBlocks | None = None,
     ) -> None:
         """Take who is told; `boundary` has the number of the step that runs."""
         self._stop, self._progress = stop, progress
         self._segments, self._boundary, self._trace = segments, boundary, trace
-        self._memory, self._spare = memory, spare
+        self._memory, self._unused = memory, unused
 
     def begin(self, instruction: Instruction) -> None:
         """Say what a signal would wait for."""
@@ -79,5 +79,5 @@ class Watch:
             self._trace.step_done()
         if self._memory is not None:
             self._memory.step_done(metrics.step)
-        if self._spare is not None:
-            self._spare.step_done()
+        if self._unused is not None:
+            self._unused.step_done()

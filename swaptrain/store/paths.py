@@ -238,7 +238,7 @@ class RunPaths:
 
     @property
     def slots(self) -> Path:
-        """Directory of all slots: live, held by snapshots, and spare."""
+        """Directory of all slots: live, held by snapshots, and free."""
         return self.run_dir / "slots"
 
     def slot(self, name: str) -> Path:

@@ -255,10 +255,10 @@ class BackingMachine(RuleBasedStateMachine):
 
     @rule(k=st.sampled_from(SEGMENTS))
     def begin_update(self, k: int) -> None:
-        """All parts but the last are updated, and begin to be written into the spare slot."""
+        """All parts but the last are updated, and begin to be written into the free slot."""
         if k in self.begun:
             return
-        self.end_commits()  # one of them may still have the spare
+        self.end_commits()  # one of them may still have the free slot
         last = LAYOUTS.parts[k] - 1
         parts = [key for key in STATE[k] if 0 <= key.part < last]
         for key in parts:

@@ -32,7 +32,7 @@ from swaptrain.observe.memory_record import (
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.run import assemble
 from swaptrain.run.executor import Executor
-from swaptrain.run.memory_guard import SpareBlocks
+from swaptrain.run.memory_guard import UnusedBlocks
 from tests.support.datasets import tokens
 from tests.support.runs import config_of, trained
 
@@ -314,17 +314,17 @@ def test_blocks_are_given_back_where_no_step_needs_them() -> None:
     plan: Any = None
     pool: Any = None
     device: Any = _Blocks(reserved_bytes=1000 * MIB, most_bytes=900 * MIB)
-    spare = SpareBlocks(device, plan, pool, notes.append)
-    spare.step_done()
+    unused = UnusedBlocks(device, plan, pool, notes.append)
+    unused.step_done()
     assert device.given_back == 0, "the next step needs them"
     device.most_bytes = 500 * MIB
-    spare.step_done()
+    unused.step_done()
     assert device.given_back == 1
     assert notes == [
         "gave back 500.0 MiB that the allocator kept free: it held 500.0 MiB more than a step needs"
     ]
     device.reserved_bytes = 1000 * MIB
-    spare.step_done()
+    unused.step_done()
     assert device.given_back == 1, "a step has just taken them again"
 
 

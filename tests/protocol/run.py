@@ -35,7 +35,7 @@ class Scenario:
     commit_every: int = 1
     whole: bool = False
     """Commits the store as a whole also where that is in each step."""
-    spares: int = 1
+    free_slots: int = 1
     """Slots that each shape class has beyond its segments."""
     alike: bool = True
     """Whether all segments are of one shape class."""
@@ -77,7 +77,7 @@ class Scenario:
         for k in self.stored:
             members.setdefault(self.shape_class(k), []).append(k)
         return {
-            name: [f"{name}-{n}" for n in range(len(ks) + self.spares)]
+            name: [f"{name}-{n}" for n in range(len(ks) + self.free_slots)]
             for name, ks in members.items()
         }
 

@@ -63,13 +63,17 @@ _SHARED = {"tied": True, "skip": True}
 SMALL = [
     Scenario("fused, two disks", _steps(network(3)), disks=2),
     Scenario(
-        "fused, tied, several readers", _steps(network(4, **_SHARED)), steps=1, spares=2, disks=3
+        "fused, tied, several readers",
+        _steps(network(4, **_SHARED)),
+        steps=1,
+        free_slots=2,
+        disks=3,
     ),
     Scenario(
         "fused, tied, several readers, spilled",
         _steps(network(4, **_SHARED)),
         steps=1,
-        spares=2,
+        free_slots=2,
         spills=True,
     ),
     Scenario(
@@ -97,7 +101,7 @@ SMALL = [
         "fused, two repeated",
         _steps(network(4, tied=True, buffers=(2,)), micro_batches=2),
         steps=1,
-        spares=2,
+        free_slots=2,
         repeats=2,
         spills=True,
     ),
@@ -139,11 +143,11 @@ SMALL = [
 """A second or less each; together they need every rule."""
 
 LARGE = [
-    Scenario("fused, 4 segments, 3 steps", _steps(network(4)), steps=3, spares=2, disks=2),
+    Scenario("fused, 4 segments, 3 steps", _steps(network(4)), steps=3, free_slots=2, disks=2),
     Scenario(
         "fused, tied, several readers, 2 micro-batches",
         _steps(network(4, **_SHARED), micro_batches=2),
-        spares=2,
+        free_slots=2,
         disks=3,
     ),
     Scenario(
@@ -191,7 +195,7 @@ LARGE = [
         _steps(network(3), deferred=True),
         spills=True,
         flushes=True,
-        spares=2,
+        free_slots=2,
     ),
     Scenario(
         "trees, 3 segments",

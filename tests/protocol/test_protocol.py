@@ -39,7 +39,7 @@ def test_one_segment_is_done_again(scenario: Scenario) -> None:
 
 
 def test_more_is_done_again_without_waiting() -> None:
-    """With two spares a process is three segments ahead of what is durable."""
+    """With two free slots a process is three segments ahead of what is durable."""
     report = check(NEEDED_BY[Rule.HANDOFF_WAITS], ALL_RULES - {Rule.ONE_SEGMENT})
     assert report.repeated == 3
     _assert_nothing_lost(report)
@@ -68,11 +68,11 @@ def test_nothing_is_lost_in_larger_runs(scenario: Scenario) -> None:
     st.booleans(),
 )
 def test_nothing_is_lost_in_drawn_runs(
-    steps: StepBuilder, spares: int, options: dict[str, bool], values: bool
+    steps: StepBuilder, free_slots: int, options: dict[str, bool], values: bool
 ) -> None:
     """Any cut: long skips, tied and frozen parameters, segments without state."""
     values = values and len(recoverable(steps.step())) <= 4  # each may or may not be there
-    scenario = Scenario("drawn", steps, 1, spares=spares, values=values, **options)
+    scenario = Scenario("drawn", steps, 1, free_slots=free_slots, values=values, **options)
     assume(scenario.stored and len(steps.model.segments) <= 4 and steps.micro_batches <= 3)
     report = check(scenario, limit=2000)
     assert not report.lost, dict(report.lost)

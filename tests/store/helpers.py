@@ -62,7 +62,7 @@ def small_root(
 class SmallStore:
     """A run directory with slots for one shape class, and a way to commit arrays into it."""
 
-    def __init__(self, run_dir: Path, layouts: list[SegmentLayout], *, spares: int = 1) -> None:
+    def __init__(self, run_dir: Path, layouts: list[SegmentLayout], *, free_slots: int = 1) -> None:
         self.run_dir, self.layouts = run_dir, layouts
         self.io = DirectIO()
         self.slots = Slots(run_dir)
@@ -72,7 +72,9 @@ class SmallStore:
         )
         for shape_class in {layout.shape_class for layout in layouts}:
             of_class = [layout for layout in layouts if layout.shape_class == shape_class]
-            self.slots.create(of_class[0], len(of_class) + spares, record_bytes=self.record_bytes)
+            self.slots.create(
+                of_class[0], len(of_class) + free_slots, record_bytes=self.record_bytes
+            )
         self.committer = Committer(self.io, self.slots)
 
     def record(self, k: int, version: int, checksums: dict[str, list[int]]) -> dict[str, object]:

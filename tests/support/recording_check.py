@@ -258,7 +258,7 @@ def _look_at_metrics(run_dir: Path, done: int, found: Found) -> None:
 
 
 def _look_at_creation(job: Job, known: Known, found: Found) -> None:
-    """What an unfinished creation left, and the next start keeps, is whole; spares are blank."""
+    """What an unfinished creation left, and the next start keeps, is whole, free slots blank."""
     fingerprint = job.prepared.plan.captured.model.fingerprint
     if begun_otherwise(job.run_dir, fingerprint, None):
         found.wrong.append("an unfinished creation looks like that of another model")
@@ -279,7 +279,7 @@ def _look_at_creation(job: Job, known: Known, found: Found) -> None:
         for array in slot.glob("*/c"):
             blank = slot.name in live or array.parent.name.startswith(_WRITTEN)
             if not blank and any(chunk.read_bytes().strip(b"\0") for chunk in array.iterdir()):
-                found.wrong.append(f"the spare {array} is not blank")
+                found.wrong.append(f"the free {array} is not blank")
 
 
 def _verify(

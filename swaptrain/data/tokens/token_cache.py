@@ -47,72 +47,72 @@ def built_once(
     `build` writes it to a path, and returns its length and facts, as JSON, about it. Raises
     ConfigError, and leaves nothing behind, where it does.
     """
-    home = root / digest
-    made = [path for path in (home, *home.parents) if not path.exists()]
+    folder = root / digest
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        make_directory(home)
+        make_directory(folder)
     except RunError as error:
         if not isinstance(error.__cause__, PermissionError):
             raise
         raise ConfigError(
             f"{error} for the tokens: set run.dir or data.cache to a place that can be written"
         ) from error
-    with _locked(home):
+    with _locked(folder):
         found = find_built(root, digest, vocabulary)
         if found is not None:
             return found
         try:
-            return _build(home, vocabulary, build)
+            return _build(folder, vocabulary, build)
         except ConfigError:
-            _undo(home, made)
+            _undo(folder, made)
             raise
         except RunError:
-            shutil.rmtree(home / "tokens", ignore_errors=True)  # the disk may be full of them
+            shutil.rmtree(folder / "tokens", ignore_errors=True)  # the disk may be full of them
             raise
 
 
 def find_built(root: Path, digest: str, vocabulary: int) -> Built | None:
     """Return the array that an earlier start left; None where there is none."""
-    home = root / digest
+    folder = root / digest
     try:
-        facts = read_json(home / "complete", _MOST_BYTES)
+        facts = read_json(folder / "complete", _MOST_BYTES)
         length = facts["tokens"]
         if type(length) is not int or not 0 < length < 2**48:
             raise ValueError(f"it says {length!r} tokens")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{home / 'complete'} is damaged ({error}): delete {home}") from error
-    array = TokenArray(home / "tokens", length, vocabulary)
+        raise ConfigError(f"{folder / 'complete'} is damaged ({error}): delete {folder}") from error
+    array = TokenArray(folder / "tokens", length, vocabulary)
     return Built(array, facts) if array.is_whole() else None
 
 
 def _build(
-    home: Path, vocabulary: int, build: Callable[[Path], tuple[int, Mapping[str, Any]]]
+    folder: Path, vocabulary: int, build: Callable[[Path], tuple[int, Mapping[str, Any]]]
 ) -> Built:
-    if (home / "complete").exists():
-        (home / "complete").unlink()
-        flush_directory(home)  # a power failure must not bring it back over half of the tokens
-    shutil.rmtree(home / "tokens", ignore_errors=True)
-    length, facts = build(home / "tokens")
+    if (folder / "complete").exists():
+        (folder / "complete").unlink()
+        flush_directory(folder)  # a power failure must not bring it back over half of the tokens
+    shutil.rmtree(folder / "tokens", ignore_errors=True)
+    length, facts = build(folder / "tokens")
     facts = {"tokens": length, **facts}
-    write_aside(home / "complete", json.dumps(facts).encode())
-    return Built(TokenArray(home / "tokens", length, vocabulary), facts)
+    write_aside(folder / "complete", json.dumps(facts).encode())
+    return Built(TokenArray(folder / "tokens", length, vocabulary), facts)
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold the directory's lock; another run that builds the same tokens is waited for."""
-    with (home / "lock").open("w") as file:
+    with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _undo(home: Path, made: list[Path]) -> None:
+def _undo(folder: Path, made: list[Path]) -> None:
     """Remove what refused data left: the tokens, and the directories that are new."""
-    shutil.rmtree(home / "tokens", ignore_errors=True)
-    if home in made:
-        shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(folder / "tokens", ignore_errors=True)
+    if folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
     for path in made[1:]:
         if any(path.iterdir()):
             return

@@ -135,7 +135,7 @@ def _chunks(
         try:
             size_bytes = ArrayFiles.open(path).chunk_bytes
         except DamagedStoreError:
-            size_bytes = None  # a run that ends deletes spares, as this slot may be one by now
+            size_bytes = None  # a run that ends deletes free slots, as this slot may be one by now
     folder = path / "c" if row is None else path / "c" / str(row)
     for number, checksum in enumerate(sums):
         where = Where(segment, path.name, number)

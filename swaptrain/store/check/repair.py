@@ -151,7 +151,7 @@ def _chunks(claim: Claim, record: SlotRecord) -> Iterator[tuple[None, Chunk]]:
 
 
 def _restore_metadata(path: Path, claim: Claim) -> Path | None:
-    """Take over an array's zarr.json from any slot, spares too: it is known by its checksum."""
+    """Take over an array's zarr.json from any slot, free ones too: it is known by its checksum."""
     if not isinstance(claim.record, SlotRecord):
         return None
     expected = claim.record.metadata.get(path.parent.name)

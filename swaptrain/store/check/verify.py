@@ -271,12 +271,10 @@ class Verifier:
 
     def _note_unchecked(self) -> None:
         """Say what was not looked at, and why that does no harm."""
-        spares = [path for path in self._paths.slots.glob("*") if path not in self._done]
+        free = [path for path in self._paths.slots.glob("*") if path not in self._done]
         notes = self.result.notes
-        if spares:
-            notes.append(
-                f"{len(spares)} spare slots: nothing believes them before they are written"
-            )
+        if free:
+            notes.append(f"{len(free)} free slots: nothing believes them before they are written")
         if self._paths.spill.is_dir():
             notes.append("what else lies in spill/: a run that goes on computes it again")
 

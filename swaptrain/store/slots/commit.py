@@ -53,7 +53,7 @@ class Checksums:
 class Committer:
     """Makes commits durable one after the other, in the order of submission.
 
-    A commit's writes into its spare slot begin before it is submitted. Its hand-off, whose buffer
+    A commit's writes into its free slot begin before it is submitted. Its hand-off, whose buffer
     is the one before the last, its record and its switch wait until the commit before is durable.
     After an error nothing more is written by later commits or switched: their futures raise it.
     """
@@ -66,7 +66,7 @@ class Committer:
         self._pending: set[Future[None]] = set()
 
     def take(self, shape_class: str) -> Slot:
-        """Reserve a spare slot, waiting for a commit in flight to free one.
+        """Reserve a free slot, waiting for a commit in flight to free one.
 
         Raises the error of a commit that failed; RunError when no commit could free one.
         """
@@ -78,7 +78,7 @@ class Committer:
             if slot is not None:
                 return slot
             if idle:
-                raise RunError(f"no spare slot of shape class {shape_class} is free")
+                raise RunError(f"no slot of shape class {shape_class} is free")
             self._slots.wait(timeout_s=0.05)
 
     def check(self) -> None:
@@ -106,7 +106,7 @@ class Committer:
         tree: str | None = None,
         switch: bool = True,
     ) -> Future[None]:
-        """Commit `segment` into `slot`, a spare one that `take` gave and `begin` writes to.
+        """Commit `segment` into `slot`, a free one that `take` gave and `begin` writes to.
 
         `states` are all writes of its arrays, those of each array in their order. `record` makes
         the attributes of the slot's record from the checksums and, like `after`, which is called

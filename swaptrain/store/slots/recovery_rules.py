@@ -177,7 +177,7 @@ def flush_everything(run_dir: Path) -> None:
 
     A process that was killed leaves writes and renames in the page cache: they are seen now, and a
     power loss could still undo them after something was built on them. Every file system that
-    holds a part of the run is flushed as a whole: live and spare names, records, hand-offs,
+    holds a part of the run is flushed as a whole: live and free names, records, hand-offs,
     gradients and metrics.jsonl among it. Raises RunError.
 
     Then the page cache of what recovery reads through it is dropped. Where a flush failed before,

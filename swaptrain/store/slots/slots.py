@@ -67,12 +67,12 @@ class Slots:
         self._disks.mend_links()
         present = {path.name for path in folder.glob(f"{shape_class}-*")}
         used_ids = self._used_ids()
-        used, spare = present & used_ids, sorted(present - used_ids)
+        used, unused = present & used_ids, sorted(present - used_ids)
         free_count = max(0, count - len(used))
         numbers = (f"{shape_class}-{number:03d}" for number in itertools.count())
         new = (name for name in numbers if name not in present | used_ids)
-        free = [*spare[:free_count], *itertools.islice(new, max(0, free_count - len(spare)))]
-        delete_slots(self.run_dir, [folder / name for name in spare[free_count:]])
+        free = [*unused[:free_count], *itertools.islice(new, max(0, free_count - len(unused)))]
+        delete_slots(self.run_dir, [folder / name for name in unused[free_count:]])
         self._disks.delete_unlinked()
         # What the last commit or a snapshot left is not touched: what is missing is not made up.
         kept = self._live_ids((self.tree() or TREES[0]) if self._trees else None).union(
@@ -192,7 +192,7 @@ class Slots:
         replace_link(store, link_text(store, self._paths.hierarchy(self.other_tree())))
 
     def delete_free(self) -> None:
-        """Delete every slot that is not in use: a finished run needs no spares."""
+        """Delete every slot that is not in use: a finished run needs no free ones."""
         with self._changed:
             for shape_class, slots in self._slots.items():
                 free = set(self.free(shape_class))

@@ -17,7 +17,7 @@ from swaptrain.planning.disk_budget import (
     DiskNeed,
     disk_needs,
     estimated_data_bytes,
-    spare_bytes,
+    scratch_bytes,
 )
 from swaptrain.planning.forecast import forecast
 from swaptrain.planning.planner import Plan, Planner
@@ -171,9 +171,9 @@ def _priced(
             deferred=made.builder.deferred,
         )
         needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
-        spare = spare_bytes(needs, run_dir)
+        scratch = scratch_bytes(needs, run_dir)
         timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
-        chosen = forecast(made, config, prepared.device, timed, disk_bytes=spare)
+        chosen = forecast(made, config, prepared.device, timed, disk_bytes=scratch)
         needs = disk_needs(config, chosen.plan, backing, data_bytes=estimated_data_bytes(config))
     cost = chosen.price if timed is found else price(chosen.plan, config, found)
     return Planned(config, prepared, root, chosen.plan, cost, found, tuple(needs), idle)

@@ -11,7 +11,7 @@ from rich.table import Table
 from swaptrain.config.schema import Config
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
-from swaptrain.planning.disk_budget import disk_needs, spare_bytes
+from swaptrain.planning.disk_budget import disk_needs, scratch_bytes
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.rank_costs import (
     plans_of_ranks,
@@ -108,9 +108,9 @@ def rank_plans(found: Planned, count: int, note: Callable[[str], None]) -> list[
     note(f"rehearsing {count} ranks")
     config = step_committed(found.config)
     alone = replace(found.prepared.plan, tier_s=found.made.tier_s, load_s=found.made.load_s)
-    spare = spare_bytes(list(found.needs), config.run.dir)
+    free = scratch_bytes(list(found.needs), config.run.dir)
     try:
-        return plans_of_ranks(alone, config, found.prepared, count, found.machine, disk_bytes=spare)
+        return plans_of_ranks(alone, config, found.prepared, count, found.machine, disk_bytes=free)
     except ConfigError as error:
         error.is_echo = False  # said once, by the only process there is
         raise

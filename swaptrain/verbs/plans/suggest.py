@@ -21,7 +21,7 @@ from swaptrain.verbs.plans.planned import Planned, other_budgets, planned
 __all__ = ["Refused", "TriedConfig", "print_choices", "suggest"]
 
 _MOST_SHOWN = 8
-_SPARE = 0.9
+_SHARE = 0.9
 """Of the RAM that is free: what a suggestion may take of it."""
 _LORA = {"lora.r": 16, "lora.lora_alpha": 32, "lora.target_modules": "all-linear"}
 _CODED = ("adadelta", "adagrad", "adam", "adamw", "adamax", "asgd", "nadam", "radam", "rmsprop")
@@ -148,7 +148,7 @@ def _candidates(found: Planned) -> Iterator[_Candidate]:
     config = found.config
     host_bytes, count = config.memory.host, config.data.micro_batches
     free_bytes = available_bytes()
-    most = float("inf") if free_bytes is None else _SPARE * free_bytes
+    most = float("inf") if free_bytes is None else _SHARE * free_bytes
     for factor in (0.5, 2, 4):
         size_bytes = int(host_bytes * factor)
         if found.made.base_bytes + size_bytes <= most:

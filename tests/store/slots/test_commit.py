@@ -168,7 +168,7 @@ def test_after_an_error_nothing_is_switched(
 
 
 def test_taking_a_slot_waits_for_the_commit_before(store: SmallStore) -> None:
-    """With one spare, the second commit begins when the first switch is durable; without any
+    """With one free slot, the second commit begins when the first switch is durable; without any
     commit in flight an empty pool is an error, not a hang."""
     for k in (2, 1):
         store.commit(k, 0, _contents(k, 0))
@@ -184,7 +184,7 @@ def test_taking_a_slot_waits_for_the_commit_before(store: SmallStore) -> None:
     threading.Timer(0.1, gate.set).start()
     assert store.committer.take(kind) == old
     store.committer.drain()
-    with pytest.raises(RunError, match="no spare slot"):
+    with pytest.raises(RunError, match="no slot of shape class"):
         store.committer.take(kind)
     store.close()
 

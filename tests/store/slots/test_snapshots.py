@@ -27,10 +27,10 @@ CLASS = LAYOUT.shape_class
 
 
 class Kept:
-    """Two segments of one class, with the slots of two snapshots and one spare."""
+    """Two segments of one class, with the slots of two snapshots and one free slot."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.store = SmallStore(run_dir, [LAYOUT, LAYOUT], spares=5)
+        self.store = SmallStore(run_dir, [LAYOUT, LAYOUT], free_slots=5)
         self.slots = self.store.slots
         root = small_root(2)
         self.snapshots = Snapshots(self.slots, [1, 2], keeping=Keeping(every=1, last=2), root=root)
@@ -58,7 +58,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 
 
 def test_a_snapshot_keeps_what_later_commits_replace(kept: Kept, tmp_path: Path) -> None:
-    """With one spare for all, ten steps are kept in turn, the last two of them at each moment."""
+    """With one free slot for all, ten steps are kept in turn, at each moment two of them."""
     for version in range(1, 11):
         kept.step(version)
         assert kept.snapshots.due(version, {})
