@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.losses.weighting import StepWeights
+from swaptrain.compute.blocks import add_widened
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.device_prefetch import Ahead
 from swaptrain.compute.gradient_norms import GradientNorms
@@ -18,7 +19,7 @@ from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
 from swaptrain.compute.split_master import storage_order
 from swaptrain.compute.state_codecs import scales_of
-from swaptrain.compute.update import Rules, add_widened
+from swaptrain.compute.update import Rules
 from swaptrain.memory.slab import Slab
 from swaptrain.models.quantization import decode
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swaptrain.compute import update as update_module
+from swaptrain.compute import blocks
 from swaptrain.compute.gradient_norms import (
     GradientNorms,
     clip_coefficient,
@@ -49,7 +49,7 @@ LR = 1e-2
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Cut parameters into several blocks, each large enough for several threads."""
-    monkeypatch.setattr(update_module, "CPU_BLOCK_ELEMENTS", BLOCK_ELEMENTS)
+    monkeypatch.setattr(blocks, "CPU_BLOCK_ELEMENTS", BLOCK_ELEMENTS)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

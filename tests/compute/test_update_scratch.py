@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from swaptrain.compute import state_codecs
-from swaptrain.compute import update as update_module
+from swaptrain.compute import blocks, state_codecs
 from swaptrain.compute.gradient_norms import GradientNorms
 from swaptrain.compute.state_codecs import StateDtype
 from swaptrain.compute.update import UpdateRule
@@ -65,7 +64,7 @@ def test_allocations_stay_under_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """First and second step, of parameters larger and smaller than a block."""
-    monkeypatch.setattr(update_module, "CPU_BLOCK_ELEMENTS", 4096)
+    monkeypatch.setattr(blocks, "CPU_BLOCK_ELEMENTS", 4096)
     rule = UpdateRule(name=name, lr=1e-3, weight_decay=None, arguments=arguments)
     state = {key: torch.zeros(of) for key, of in rule.state_tensors(shape).items()}
     if rule.elementwise:
@@ -96,7 +95,7 @@ def test_coded_state_stays_under_the_bound(
     stored: StateDtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decoded blocks, what rounding draws, what encoding makes."""
-    monkeypatch.setattr(update_module, "CPU_BLOCK_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(blocks, "CPU_BLOCK_ELEMENTS", 1 << 16)
     monkeypatch.setattr(state_codecs, "_AT_ONCE", 1 << 15)
     monkeypatch.setattr(state_codecs, "_PIECE", 1 << 15)
     shape = (700, 400)
@@ -134,7 +133,7 @@ def test_widening_in_blocks_adds_the_same_bits(narrow: torch.dtype, transposed: 
     gradient = gradient.to(narrow)
     expected = total + gradient
     with PeakBytes() as measured:
-        update_module.add_widened(total, gradient)
+        blocks.add_widened(total, gradient)
     assert torch.equal(total, expected)
     if narrow is torch.bfloat16 and not transposed:
-        assert measured.peak_bytes <= 2 * 4 * update_module.CPU_BLOCK_ELEMENTS
+        assert measured.peak_bytes <= 2 * 4 * blocks.CPU_BLOCK_ELEMENTS

@@ -15,7 +15,7 @@ import torch
 import zarr
 from torch import Tensor, nn
 
-from swaptrain.compute import update
+from swaptrain.compute import blocks
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError, RunError, StoppedBySignal
 from swaptrain.observe.metrics import MetricsFile
@@ -317,7 +317,7 @@ def test_an_update_that_a_gradient_cuts_short_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was updated before it is not committed: blocks, or parts that are written; twice."""
-    monkeypatch.setattr(update, "CPU_BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr(blocks, "CPU_BLOCK_ELEMENTS", 64)
     every, version = committed
     tree = {
         "model": {
