@@ -37,6 +37,7 @@ def model_directory(to: Path, *, tokenizer: bool) -> Path:
     return to
 
 
+@pytest.mark.proof
 def test_texts_become_the_words_of_the_models_own_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

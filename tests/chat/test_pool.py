@@ -77,6 +77,7 @@ def test_the_first_row_that_is_refused_is_named(
             1000.0,
             "line 1 to line 2: the process that encodes these rows was ended",
             id="is not to be interrupted",
+            marks=pytest.mark.proof,
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_rank_with_other_data(tmp_path: Path, server: Server) -> None:
     assert "different data" in ended.said[0]
 
 
-@pytest.mark.trains
+@pytest.mark.proof
 def test_another_number_of_ranks(tmp_path: Path, server: Server) -> None:
     """Two ranks cannot go on as three, nor as one process; nor one process as two ranks."""
     config = rank_config(tmp_path / "run", {"data": {"micro_batches": 6}, "train": {"steps": 1}})

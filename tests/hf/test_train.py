@@ -89,6 +89,7 @@ def test_losses_and_weights_are_those_of_a_trainer(tmp_path: Path, changed: dict
     assert ours.log_history[-1]["train_loss"] == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.proof
 def test_the_directory_is_read_as_that_of_a_trainer(tmp_path: Path) -> None:
     data, held_out = items(12), items(5)
     changed: dict[str, Any] = {

@@ -158,6 +158,7 @@ def page_of_tags(folder: Path) -> set[str]:
     return {tag for tag, _ in page(folder / "plain" / "report.html").tags}
 
 
+@pytest.mark.proof
 def test_two_runs_side_by_side(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +283,7 @@ def test_what_cannot_be_reported_is_refused(
     assert (tmp_path / "notes.html").read_text() == "my notes"
 
 
+@pytest.mark.proof
 def test_a_report_is_written_over_an_earlier_one(copy: Path) -> None:
     """Aside first: it is whole at every moment."""
     assert main(["report", str(copy)]) == 0

@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def job(run_dir: Path, settings: str = "fused", steps: int = 6, **keep: Any) -> Config:
     """Return a run whose loss goes up and down."""
     tree: dict[str, Any] = {"model": {"hf": LLAMA}, "data": TEXT, "train": {"steps": steps}}
-    tree |= {"optimizer": {"name": "sgd", "lr": 2.0}, "memory": {"segment": "64KiB"}}
+    tree |= {"optimizer": {"name": "sgd", "lr": 2.0}, "memory": {"segment": "128KiB"}}
     tree["eval"] = {**TEXT, "every": 1, "batches": 2}
     more = dict(SETTINGS[settings])
     tree["store"] = {"keep": keep or None}

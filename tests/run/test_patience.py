@@ -27,7 +27,7 @@ def job(run_dir: Path, settings: str, steps: int = 9, **evaluation: Any) -> Conf
     """Return a run whose weights do not move, so that no loss is lower than the first."""
     tree: dict[str, Any] = {"model": {"hf": LLAMA}, "data": TEXT, "train": {"steps": steps}}
     tree["optimizer"] = {"name": "sgd", "lr": 1e-30}
-    tree["memory"] = {"segment": "64KiB"}
+    tree["memory"] = {"segment": "128KiB"}
     tree["eval"] = {**TEXT, "every": 1, "batches": 2, **evaluation}
     return config_of(run_dir, {**tree, **SETTINGS[settings]})
 

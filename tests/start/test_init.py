@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.trains
+@pytest.mark.proof
 def test_rows_become_a_config_for_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The comments have the lengths, the estimate and the commands; `plan` takes the file."""
     write_tokenizer(here / "model", CHATML)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from swaptrain.config.schema import Config
+from swaptrain.given import PREFIX
 from swaptrain.models.build import BuiltModel, build
 from swaptrain.models.factory import Factory
 
@@ -23,7 +25,8 @@ _OF_A_RUN = ("buffers", "draw", "note", "thawed")
 class Captures:
     """What `build` returned, by all that it depends on; a model's code is taken to stay the same.
 
-    What begins from files is captured each time: they may have changed.
+    What begins from files, or is an object of a script, is captured each time: another one may have
+    the same name.
     """
 
     def __init__(self) -> None:
@@ -38,7 +41,8 @@ class Captures:
     ) -> BuiltModel:
         """Return what `build` returned for the like, whose initial weights can be made again."""
         files = (config.model.weights, config.lora and config.lora.source)
-        if isinstance(config.model.hf, str) or any(files):
+        is_object = (config.model.python or "").startswith(PREFIX)
+        if isinstance(config.model.hf, str) or any(files) or is_object:
             return build(config, factory, batch, **given)
         options = {name: value for name, value in given.items() if name not in _OF_A_RUN}
         key = _key(config, batch, options)
@@ -63,9 +67,14 @@ def _key(config: Config, batch: Mapping[str, torch.Tensor], options: Mapping[str
     held_out = options.get("held_out")
     sizes = held_out and [held_out.sizes(config.data.micro_batch), _described(held_out.example)]
     others = {name: value for name, value in options.items() if name != "held_out"}
+    module = sys.modules.get((config.model.python or "").partition(":")[0])
     train = config.train.model_dump(exclude={"steps", "recompute", "check_capture"})
     sections = [config.model.model_dump(), config.lora and config.lora.model_dump(), train]
-    return json.dumps([*sections, _described(batch), sizes, others], sort_keys=True, default=str)
+    return json.dumps(
+        [*sections, _described(batch), sizes, others, module and module.__file__],
+        sort_keys=True,
+        default=str,
+    )
 
 
 def _described(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:

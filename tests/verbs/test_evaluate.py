@@ -159,6 +159,7 @@ def test_a_snapshot_that_is_dropped_meanwhile_is_no_other_step(tmp_path: Path) -
     assert evaluate_run(job(tmp_path / "run", **keep), 4).step == 4
 
 
+@pytest.mark.proof
 def test_what_a_killed_one_left_is_replaced(tmp_path: Path) -> None:
     """And one at a time."""
     config = job(tmp_path / "run")
@@ -179,7 +180,7 @@ def test_files_are_evaluated_whole(tmp_path: Path, capsys: pytest.CaptureFixture
     words = tmp_path / "words.txt"
     words.write_text("To be, or not to be, that is the question. " * 40)
     tree |= {"data": {"text": [str(words)], "tokenizer": "bytes", "sequence_length": 16}}
-    config = config_of(tmp_path / "run", {**tree, "memory": {"segment": "64KiB"}})
+    config = config_of(tmp_path / "run", {**tree, "memory": {"segment": "256KiB"}})
     trained(config)
     found = evaluate_run(with_held_out(config, [str(words)]))
     assert found.items == (len(words.read_text()) + 1) // 16

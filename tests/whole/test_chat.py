@@ -63,7 +63,8 @@ def test_conversations_train_as_in_plain_pytorch(dtype: str, packing: bool, tmp_
         "run",
         data={"packing": packing, "held_out": 0.2},
         eval={"every": 2},
-        memory={"segment": "32KiB"},
+        train={"steps": 3},
+        memory={"segment": "128KiB"},
         dtype=dtype,
     )
     run_dir, plain = trained(config), reference(config)
