@@ -76,6 +76,7 @@ def test_what_a_step_writes_is_counted_beside_an_evaluation(tmp_path: Path) -> N
     assert others > 0 and 0.95 * others <= written <= 1.05 * others
 
 
+@pytest.mark.proof
 def test_a_run_of_no_steps_has_a_loss(tmp_path: Path) -> None:
     """That of what it begins from."""
     config = job(tmp_path / "run", steps=0)

@@ -129,6 +129,7 @@ def test_clipping_with_ranges_is_within_rounding(tmp_path: Path, plain_runs: Pla
     assert losses(run_dir) == pytest.approx(plain.losses, rel=1e-5)
 
 
+@pytest.mark.proof
 def test_a_run_in_ranges_resumes_with_those_it_began_with(tmp_path: Path) -> None:
     """Killed between two ranges of a layer; the held-out loss is there too."""
     evaluated = {"eval": {"python": TEXT, "every": 1, "batches": 1}}
