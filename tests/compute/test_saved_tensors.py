@@ -183,7 +183,8 @@ def test_what_is_saved_is_not_recomputed(
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Plan]:
     """Return a config and its plan before anything is chosen; all its forwards take a second."""
-    config = config_of(tmp_path_factory.mktemp("plan") / "run", TREE).resolved()
+    tree = {**TREE, "train": {"recompute": None}}
+    config = config_of(tmp_path_factory.mktemp("plan") / "run", tree).resolved()
     plan = Prepared(config, None, lambda _: None, draw=False).plan
     seconds = {
         (operation, kind, saves): 3.0 if operation is Operation.BACKWARD and not saves else 1.0

@@ -54,6 +54,7 @@ def _plan(tmp_path: Path, **memory: str) -> Plan:
         "data": {"python": "tests.support.datasets:tokens"},
         "device": "cuda",
         "memory": memory,
+        "train": {"recompute": None},
     }
     return Prepared(config_of(tmp_path / "run", tree), None, lambda _: None).plan
 
@@ -139,7 +140,7 @@ def test_where_the_device_cannot_save_it_recomputes(
     tree: dict[str, Any] = {
         "model": {"python": "tests.support.models:gpt", "kwargs": {"width": 64}},
         "data": {"python": "tests.support.datasets:tokens"},
-        "train": {"steps": 1},
+        "train": {"steps": 1, "recompute": None},
     }
     assert (trained(config_of(tmp_path / "run", tree)) / "metrics.jsonl").is_file()
 
