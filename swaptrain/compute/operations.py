@@ -58,6 +58,8 @@ class Operations:
         self._visit: tuple[int, int] | None = None
         self._decoded: dict[str, Tensor] = {}
         """Weights that lie as codes, for the segment whose micro-batches are computed."""
+        self.decode = decode
+        """The dry run puts another one in its place."""
         runner.move_to(device.device, self._bring_back)
 
     def forget(self, instruction: Instruction) -> None:
@@ -329,6 +331,13 @@ class Operations:
                 }
         return pieces
 
+    def _decode(self, parameter: ParameterSpec, codes: Tensor, scales: Tensor) -> Tensor:
+        assert parameter.quantized is not None
+        tensor = parameter.tensor
+        weight = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=codes.device)
+        self.decode(codes, scales, parameter.quantized, weight)
+        return weight
+
     def _operands(self, instruction: Instruction, slabs: Slabs) -> Operands:
         segment = self._captured.computed_by(instruction)
         owner = self._model.owner
@@ -350,7 +359,7 @@ class Operations:
                     tables[key] = self._views(key, slabs)
                 stored.append(self.device.fetch(key, name, tables[key][name]))
             if spec.quantized is not None:
-                stored = [self._decoded.setdefault(name, _decoded(spec, *stored))]
+                stored = [self._decoded.setdefault(name, self._decode(spec, *stored))]
             (parameters[name],) = stored
         values = {
             key.name: self._fetch(key, slabs)
@@ -439,11 +448,3 @@ def _piece_of(state: Tensor, piece: slice, elements: int) -> Tensor:
     if flat.numel() == elements:
         return flat[piece]
     return flat[scales_of(piece)]
-
-
-def _decoded(parameter: ParameterSpec, codes: Tensor, scales: Tensor) -> Tensor:
-    assert parameter.quantized is not None
-    tensor = parameter.tensor
-    weight = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=codes.device)
-    decode(codes, scales, parameter.quantized, weight)
-    return weight

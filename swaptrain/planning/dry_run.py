@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +16,7 @@ from swaptrain.capture.checks.operation import unchecked
 from swaptrain.capture.experts.operations import even_bounds
 from swaptrain.capture.experts.products import has_products
 from swaptrain.capture.trained_rows import all_rows
+from swaptrain.compute.known_products import KnownProducts
 from swaptrain.compute.object_tensors import copy_into, view, views
 from swaptrain.compute.operations import Operations, Slabs
 from swaptrain.memory.malloc import release, retain, trim
@@ -29,11 +30,15 @@ from swaptrain.store.format.object_layouts import Layouts
 __all__ = ["DryRun", "Measured", "dry_run", "kind_of"]
 
 _ROUNDS = 3
+_ENOUGH = 4
+"""Times what is enough to time a product: after so long a kind of instruction is run no more."""
 _STD = 0.02
 """Of the random numbers, as of many models' initial weights."""
 _ROUTED = (Operation.FORWARD, Operation.BACKWARD, Operation.TURN, Operation.EVALUATE)
 _ROUTER_NUMBERS = 1 << 22
 """Most numbers of a weight that is drawn for a router, which is one of the small ones."""
+_MOST_DRAWN = 1 << 24
+"""Random numbers for one tensor; they take half a second."""
 _NO_OUTPUT = (-1, -1)
 
 
@@ -67,16 +72,22 @@ class DryRun:
         batch: Mapping[str, Tensor],
         *,
         clipped: bool,
+        products: KnownProducts,
     ) -> None:
         self.captured, self.layouts, self._operations = captured, layouts, operations
-        self._batch, self._clipped = batch, clipped
+        self._batch, self._clipped, self._products = batch, clipped, products
         self.measured = Measured()
         self._peaks: list[int] = []
         self._rounds: dict[tuple[Operation, int, bool], list[float]] = {}
+        self._spent_s: dict[tuple[Operation, int, bool], float] = {}
+        """By kind: what all its rounds took, slabs, decoding and what was left out included."""
         self._integers: dict[tuple[int, int], Tensor] = {}
         """By class and number of the output: the last one that is no floating point."""
         self._pool: SlabPool | None = None
         self._has_router = has_products(code.train for code in captured.codes)
+        on_host = operations.device.device.type == "cpu"
+        self._leaves_out = on_host and not self._has_router
+        """Whether what is known is left out: a router needs real numbers to choose by."""
 
     def close(self) -> None:
         """Give the memory of slabs back."""
@@ -92,7 +103,8 @@ class DryRun:
         with unchecked(), self._slabs(instruction.touches) as (_, slabs):  # of random numbers
             self._draw(slabs)
             try:
-                saved = self._operations.measure_saved(instruction, slabs)
+                with self._products.on_random_numbers(), self._leaving_out(instruction):
+                    saved = self._operations.measure_saved(instruction, slabs)
             except torch.OutOfMemoryError:  # the device's: it cannot keep them for a moment
                 return None
             finally:
@@ -109,7 +121,7 @@ class DryRun:
                 for tensor in views(self.layouts.array(key), slab).values():
                     small = key.kind is Kind.VALUE or not largest or tensor.numel() <= largest
                     if small and tensor.is_floating_point() and 0 not in tensor.stride():
-                        tensor.normal_(std=_STD, generator=generator)
+                        _first(tensor).normal_(std=_STD, generator=generator)
 
     def sample(self, instructions: list[Instruction], step: int) -> None:
         """Execute instructions on slabs of their own, which they share; note time and memory.
@@ -118,6 +130,7 @@ class DryRun:
         not take.
         """
         touched = [key for i in instructions for key in i.touches]
+        begun_s = self._now_s()
         with unchecked(), self._slabs(touched) as (pool, slabs):
             for instruction in instructions:
                 if step == 1:
@@ -129,14 +142,30 @@ class DryRun:
                     self._draw(slabs, largest=_ROUTER_NUMBERS)
                 reset_peak()
                 self._decode(instruction, slabs)
-                begun = time.perf_counter()
-                self._execute(instruction, slabs, step)
-                self._note_seconds(instruction, time.perf_counter() - begun)
+                with self._leaving_out(instruction):
+                    executed_s = self._now_s()
+                    self._execute(instruction, slabs, step)
+                    self._note_seconds(instruction, self._now_s() - executed_s)
                 self._peaks.append(peak_resident_bytes() - pool.held_bytes)
                 self._note_own(instruction, self._peaks[-1] - before_bytes)
                 self._operations.end_visit()
                 if instruction.operation in (Operation.FORWARD, Operation.EVALUATE):
                     self._keep_integers(instruction, slabs)
+        for instruction in instructions:
+            kind = kind_of(self.captured, instruction)
+            spent_s = (self._now_s() - begun_s) / len(instructions)
+            self._spent_s[kind] = self._spent_s.get(kind, 0.0) + spent_s
+
+    def is_enough(self, instruction: Instruction) -> bool:
+        """Whether the rounds of an instruction's kind have taken so long that noise is little.
+
+        Of an update the second one is needed however long the first one was.
+        """
+        kind = kind_of(self.captured, instruction)
+        least = 2 if instruction.operation is Operation.UPDATE else 1
+        if len(self._rounds.get(kind, ())) < least:
+            return False
+        return self._spent_s.get(kind, 0.0) >= _ENOUGH * self._products.enough_s
 
     @property
     def peak_bytes(self) -> int:
@@ -144,10 +173,10 @@ class DryRun:
         return max(self._peaks)
 
     def forget_seconds(self, instructions: Iterable[Instruction]) -> None:
-        """Forget how long the instructions took."""
+        """Forget how long the instructions took, of which more rounds follow."""
         for instruction in instructions:
-            isomorphism = self.captured.computed_by(instruction).isomorphism
-            self._rounds.pop((instruction.operation, isomorphism, False), None)
+            if not self.is_enough(instruction):
+                self._rounds.pop(kind_of(self.captured, instruction), None)
 
     def _note_own(self, instruction: Instruction, taken_bytes: int) -> None:
         key, own = kind_of(self.captured, instruction), self.measured.own_bytes
@@ -158,6 +187,29 @@ class DryRun:
         rounds = self._rounds.setdefault(key, [])
         rounds.append(seconds)
         self.measured.seconds[key] = statistics.median(rounds)
+
+    def _now_s(self) -> float:
+        """Return the time on a clock that what is left out would have taken part in."""
+        return time.perf_counter() + self._products.left_out_s
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Leave out decoding that is known in a `with` block."""
+        own = self._operations.decode
+        if self._leaves_out:
+            self._operations.decode = self._products.decode
+        try:
+            yield
+        finally:
+            self._operations.decode = own
+
+    def _leaving_out(self, instruction: Instruction) -> AbstractContextManager[object]:
+        """Return a context that leaves out what is known of a large segment."""
+        if instruction.operation in (Operation.UPDATE, Operation.NORMS):
+            return nullcontext()  # an optimizer may look at the numbers
+        if self._has_router or self._operations.device.device.type != "cpu":
+            return nullcontext()  # a router of zeros would choose the first experts alone
+        return self._products.left_out(self.captured.computed_by(instruction).flops)
 
     @contextmanager
     def _slabs(self, keys: Iterable[ObjectKey]) -> Iterator[tuple[SlabPool, dict[ObjectKey, Slab]]]:
@@ -232,10 +284,10 @@ class DryRun:
         segment = self.captured.computed_by(instruction)
         if not self.captured.model.decoded_bytes(segment.parameters):
             return
-        begun = time.perf_counter()
+        begun_s = self._now_s()
         self._operations.begin_visit(instruction, slabs)
         self._operations.device.synchronize()
-        self.measured.decoding_s[segment.isomorphism] = time.perf_counter() - begun
+        self.measured.decoding_s[segment.isomorphism] = self._now_s() - begun_s
 
     def _execute(self, instruction: Instruction, slabs: Slabs, step: int) -> None:
         operations = self._operations
@@ -265,11 +317,13 @@ def dry_run(
     *,
     host_bytes: int,
     saving: bool,
+    products: KnownProducts,
     known: Measured | None = None,
 ) -> Measured:
     """Run a forward, a backward, an update, and what an evaluation computes, on weights of zero.
 
-    Each isomorphism class once in every round.
+    Each isomorphism class once in every round; what takes seconds in fewer rounds. `products` keep
+    what is known of matrix products from one cut to the next: large segments leave out those.
 
     Values between segments are zeros too, but for whole numbers: they are what a forward of the
     producer's class made.
@@ -286,8 +340,8 @@ def dry_run(
     """
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
     samples = _samples(captured, (*program, *builder.evaluation()))
-    dry = DryRun(captured, layouts, operations, batch, clipped=builder.deferred)
-    with closing(dry) as run, all_rows(), even_bounds():
+    dry = DryRun(captured, layouts, operations, batch, clipped=builder.deferred, products=products)
+    with closing(dry) as run, all_rows(), even_bounds(), run.decoding():
         marks = reset_peak()
         release()
         floor_bytes = resident_bytes()
@@ -297,7 +351,8 @@ def dry_run(
             known = None
         for step in steps if known is None else steps[:1]:
             for instruction in samples:
-                run.sample([instruction], step)
+                if not run.is_enough(instruction):
+                    run.sample([instruction], step)
         taken = run.peak_bytes - floor_bytes
         if known is not None:
             taken = max(taken, known.arena_bytes)
@@ -310,9 +365,14 @@ def dry_run(
         if pairs:  # the two are compared, and the machine may have been slower before
             run.forget_seconds(plain)
         for step in steps if pairs else ():
-            pairs = [pair for pair in pairs if _has_room(run, pair, step)]
+            pairs = [
+                pair
+                for pair in pairs
+                if all(map(run.is_enough, pair)) or _has_room(run, pair, step)
+            ]
             for instruction in plain:
-                run.sample([instruction], step)
+                if not run.is_enough(instruction):
+                    run.sample([instruction], step)
         taken = run.peak_bytes - floor_bytes
         operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
         release()
@@ -323,6 +383,13 @@ def dry_run(
             )
             run.measured.own_bytes.clear()
     return replace(run.measured, arena_bytes=taken)
+
+
+def _first(tensor: Tensor) -> Tensor:
+    """Return the first rows of a large tensor: a change in them shows as well as in all."""
+    if tensor.numel() <= _MOST_DRAWN:
+        return tensor
+    return tensor[: max(1, _MOST_DRAWN * len(tensor) // tensor.numel())]
 
 
 def _covers(known: Measured, captured: Captured, instructions: Iterable[Instruction]) -> bool:

@@ -33,9 +33,9 @@ _InstructionKind = tuple[Operation, int, bool]
 class MeasuredRecord:
     """The figures of one cut under one budget on one machine; figures of another are not taken.
 
-    A start that finds them runs each instruction once, where it would run it six times. They were
-    written by anybody, so each number is looked at, and what torch takes is never believed to be
-    less than what this start sees.
+    A start that finds them runs each instruction once, where it would run it up to six times. They
+    were written by anybody, so each number is looked at, and what torch takes is never believed to
+    be less than what this start sees.
     """
 
     def __init__(self, path: Path, config: Config, fingerprint: str, cuts: Iterable[int]) -> None:

@@ -14,6 +14,7 @@ from swaptrain.capture.captured import Captured
 from swaptrain.capture.experts.products import has_products
 from swaptrain.capture.tokens.divided import divide_tokens
 from swaptrain.compute.device import ComputeDevice
+from swaptrain.compute.known_products import KnownProducts
 from swaptrain.compute.operations import Operations
 from swaptrain.compute.runner import Runner
 from swaptrain.compute.update import Rules
@@ -129,9 +130,13 @@ class Planner:
         creates: bool = True,
         positions: tuple[str, int] | None = None,
         measures: Path | None = None,
+        products: KnownProducts | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Take what is planned; `measures` is the file of what a start measures for the next."""
+        """Take what is planned; `measures` is the file of what a start measures for the next.
+
+        `products` are those of a planner of the same model.
+        """
         self._config, self._built, self._rules = config, built, rules
         self._device, self.batch, self._positions = device, batch, positions
         self._ranks = ranks
@@ -139,6 +144,7 @@ class Planner:
         self._cutter = Cutter(config, built, rules, choices=choices, ranks=ranks)
         self._plans: dict[tuple[int | None, ...], Plan] = {}
         self._measures = measures
+        self.products = products or KnownProducts()
         self._kept: set[tuple[int, ...]] = set()
         """Cuts whose figures were found in that file."""
         trim()
@@ -241,6 +247,7 @@ class Planner:
                 self.batch,
                 host_bytes=config.memory.host - _SLACK_BYTES,
                 saving=not config.train.recompute,
+                products=self.products,
                 known=known,
             )
         except torch.OutOfMemoryError as error:

@@ -202,6 +202,7 @@ def _planner(config: Config, prepared: Prepared, ranks: Ranks, fixed: FixedCut |
         dict(prepared.built.uncut.batch),
         choices=fixed,
         positions=prepared.factory.positions,
+        products=prepared.planner.products,
         ranks=ranks,
     )
 

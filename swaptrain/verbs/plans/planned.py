@@ -153,6 +153,7 @@ def other_budgets(before: Planned, config: Config) -> Planned:
         prepared.device,
         dict(prepared.built.uncut.batch),
         positions=prepared.factory.positions,
+        products=prepared.planner.products,
     )
     return _priced(config, prepared, None, planner.plan(), None)
 
