@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from swaptrain.program.roles import state_array
+from swaptrain.program.roles import SCALE_ELEMENTS, state_array
 
 __all__ = [
     "CODING_BYTES",
@@ -37,8 +37,6 @@ WEIGHT = "weight"
 """The name under which a weight that has no master is rounded."""
 _LEAST_ELEMENTS = 4096
 """A parameter with fewer elements keeps float32: its state is nothing on the disk."""
-_BLOCK = 256
-"""Elements that share a scale."""
 _AT_ONCE = 1 << 19
 """Elements that are encoded at once: fewer take longer with two threads, as each has to wake up."""
 _LEAST_SCALE = 1e-12
@@ -128,7 +126,7 @@ class _EightBit:
     """
 
     def stored(self, name: str, shape: tuple[int, ...]) -> dict[str, ShapeAndDtype]:
-        scales = -(-prod(shape) // _BLOCK)
+        scales = -(-prod(shape) // SCALE_ELEMENTS)
         return {
             state_array(name, "8bit"): (shape, "uint8"),
             state_array(name, "scale"): ((scales,), "float32"),
@@ -186,7 +184,7 @@ def _in_pieces(work: Callable[[slice], None], values: Tensor) -> None:
 
 def scales_of(block: slice) -> slice:
     """Return which scales belong to a block of elements that begins at a multiple of 256."""
-    return slice(block.start // _BLOCK, -(-block.stop // _BLOCK))
+    return slice(block.start // SCALE_ELEMENTS, -(-block.stop // SCALE_ELEMENTS))
 
 
 def _by_scale(values: Tensor, scales: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -194,12 +192,17 @@ def _by_scale(values: Tensor, scales: Tensor) -> list[tuple[Tensor, Tensor]]:
 
     The last ones, where they are fewer, are a row of their own.
     """
-    whole, rest = divmod(values.numel(), _BLOCK)
+    whole, rest = divmod(values.numel(), SCALE_ELEMENTS)
     parts = []
     if whole:
-        parts.append((values[: whole * _BLOCK].view(whole, _BLOCK), scales[:whole].view(-1, 1)))
+        parts.append(
+            (
+                values[: whole * SCALE_ELEMENTS].view(whole, SCALE_ELEMENTS),
+                scales[:whole].view(-1, 1),
+            )
+        )
     if rest:
-        parts.append((values[whole * _BLOCK :].view(1, rest), scales[whole:].view(1, 1)))
+        parts.append((values[whole * SCALE_ELEMENTS :].view(1, rest), scales[whole:].view(1, 1)))
     return parts
 
 

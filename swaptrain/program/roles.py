@@ -5,11 +5,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
-__all__ = ["Role", "StateForm", "role_of", "state_array", "state_of"]
+__all__ = ["SCALE_ELEMENTS", "Role", "StateForm", "role_of", "state_array", "state_of"]
 
 StateForm = Literal["", "8bit", "scale", "bf16"]
 """How a tensor of an optimizer's state is stored: as it is, as codes of 8 bits with their scales,
 or as bfloat16."""
+SCALE_ELEMENTS = 256
+"""Elements of a state of 8 bits that share a scale, in the order of memory."""
 
 
 class Role(Enum):

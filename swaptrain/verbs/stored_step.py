@@ -192,7 +192,7 @@ class StoredStep:
                 role = role_of(row.array)
                 if row.name in stored and role is Role.FROZEN:
                     if not is_scales(row.array):
-                        yield _decoded(source, row, scales[row.name], stored[row.name], dtype)
+                        yield _decoded(source, row, scales.get(row.name), stored[row.name], dtype)
                 elif role in (Role.WEIGHTS, Role.FROZEN):
                     yield _parameter(source, row, remainders.get(row.name), dtype)
                 elif role is Role.BUFFERS:
@@ -267,14 +267,13 @@ def _refusal(run: Path, position: RunPosition, verb: str) -> str:
 def _parameter(
     source: _Source, row: TableRow, remainder: TableRow | None, dtype: str | None
 ) -> StreamedTensor:
-    tensor = TensorSpec(row.name, row.shape, row.stride, row.dtype)
+    tensor = _tensor(row)
     target = dtype if dtype is not None and tensor.dtype in _FLOATING else tensor.dtype
 
     def pieces() -> Iterator[NDArray[Any]]:
         upper = read_tensor(source.reader(row.array), tensor, row.offset)
         if target == "float32" and remainder is not None:
-            lower = TensorSpec(tensor.name, tensor.shape, tensor.stride, remainder.dtype)
-            rest = read_tensor(source.reader(remainder.array), lower, remainder.offset)
+            rest = read_tensor(source.reader(remainder.array), _tensor(remainder), remainder.offset)
             if remainder.dtype == "float32":  # the whole master
                 yield from rest
                 return
@@ -290,27 +289,31 @@ def _parameter(
 
 
 def _decoded(
-    source: _Source, codes: TableRow, scales: TableRow, record: QuantizedRecord, dtype: str | None
+    source: _Source,
+    codes: TableRow,
+    scales: TableRow | None,
+    record: QuantizedRecord,
+    dtype: str | None,
 ) -> StreamedTensor:
     """Return a weight that lies as codes: what these stand for, in the dtype of the training."""
     target = dtype or record.dtype
     numel = prod(record.shape)
     weight = TensorSpec(codes.name, record.shape, contiguous(record.shape), record.dtype)
-    lengths = [stored.numel for stored in quantized_tensors(weight, record.form).values()]
-    if lengths != [prod(codes.shape), prod(scales.shape)]:
+    coded = [*quantized_tensors(weight, record.form).values()]
+    found = [_tensor(row) for row in (codes, scales) if row is not None]
+    if scales is None or found != coded:
         raise DamagedStoreError(
             f"the codes of {codes.name} are not those of a tensor of {record.shape}",
             segment=source.record.segment,
         )
-    tensor = TensorSpec(codes.name, codes.shape, codes.stride, codes.dtype)
-    table = TensorSpec(scales.name, scales.shape, scales.stride, scales.dtype)
+    tensor, table = found
 
     def pieces() -> Iterator[NDArray[Any]]:
         from swaptrain.models.quantization import decoded_pieces
 
-        found = read_tensor(source.reader(codes.array), tensor, codes.offset)
+        units = read_tensor(source.reader(codes.array), tensor, codes.offset)
         whole = np.concatenate(list(read_tensor(source.reader(scales.array), table, scales.offset)))
-        for piece in decoded_pieces(found, whole, record.form, record.shape, record.dtype):
+        for piece in decoded_pieces(units, whole, record.form, record.shape, record.dtype):
             yield cast_piece(piece, target, codes.name)
 
     return StreamedTensor(
@@ -320,9 +323,8 @@ def _decoded(
 
 def _decoded_state(source: _Source, row: TableRow, scales: TableRow, state: str) -> StreamedTensor:
     """Return a state tensor that lies as codes in the order of the parameter's memory."""
-    tensor = TensorSpec(row.name, row.shape, row.stride, row.dtype)
+    tensor, table = _tensor(row), _tensor(scales)
     flat = TensorSpec(row.name, (tensor.numel,), (1,), row.dtype)
-    table = TensorSpec(row.name, scales.shape, scales.stride, scales.dtype)
 
     def in_memory_order() -> Iterator[NDArray[Any]]:
         import torch
@@ -351,6 +353,10 @@ def _decoded_state(source: _Source, row: TableRow, scales: TableRow, state: str)
 
     name = f"{row.name}.{state}"
     return StreamedTensor(name, "float32", tensor.shape, 4 * tensor.numel, _Again(pieces))
+
+
+def _tensor(row: TableRow) -> TensorSpec:
+    return TensorSpec(row.name, row.shape, row.stride, row.dtype)
 
 
 def _join(high: NDArray[Any], low: NDArray[np.uint16]) -> NDArray[np.float32]:

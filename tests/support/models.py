@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = ["bottleneck_unet", "convolutional", "drawn", "encoder_decoder", "frozen_mlp", "gpt"]
-__all__ += ["language", "lstm", "masked", "part_frozen"]
+__all__ += ["language", "lstm", "masked", "part_frozen", "wide_mlp"]
 
 
 class Convolutional(nn.Module):
@@ -183,6 +183,26 @@ class Drawn(nn.Module):
 
 def drawn() -> nn.Module:
     return Drawn()
+
+
+class WideMLP(nn.Module):
+    """Matrices of 4,096 elements, whose optimizer's state can be coded; two lie transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(16, 256) for _ in range(2))
+        drawn = [torch.randn(16, 256) * 0.06 for _ in range(2)]
+        self.down = nn.ParameterList(nn.Parameter(one.t()) for one in drawn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.to(self.down[0].dtype)
+        for up, down in zip(self.up, self.down, strict=True):
+            h = h + torch.tanh(up(h)) @ down
+        return F.mse_loss(h.float(), x.flip(1))
+
+
+def wide_mlp() -> nn.Module:
+    return WideMLP()
 
 
 class Language(nn.Module):

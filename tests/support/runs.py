@@ -76,12 +76,12 @@ def norms(run_dir: Path) -> list[float]:
     return [row["grad_norm"] for row in rows(run_dir)]
 
 
-def weights(run_dir: Path) -> dict[str, Tensor]:
-    """Return the masters of the last commit, by name."""
+def weights(run_dir: Path, *, state: bool = False) -> dict[str, Tensor]:
+    """Return the masters of the last commit, by name; with `state` what `export --state` adds."""
     from safetensors.torch import load_file
 
     to = run_dir / "weights.safetensors"
-    export_weights(run_dir, to, "float32")
+    export_weights(run_dir, to, "float32", state=state)
     tensors = load_file(to)
     to.unlink()
     return tensors

@@ -26,11 +26,27 @@ MLP: dict[str, Any] = {
     "memory": {"host": "64MiB", "segment": "2KiB"},
     "train": {"steps": 2},
 }
+CODED: dict[str, Any] = {
+    **MLP,
+    "model": {"python": "tests.support.models:wide_mlp", "dtype": "bfloat16"},
+    "memory": {"host": "64MiB", "segment": "24KiB"},
+    "optimizer": {"state": "8bit"},
+}
+"""A run whose moments are codes with scales."""
+NO_MASTER: dict[str, Any] = {
+    **CODED,
+    "model": {**CODED["model"], "master": "none"},
+    "memory": {"host": "64MiB", "segment": "64KiB"},
+    "store": {"chunk": "8KiB"},  # updated in parts
+}
 STATES: dict[str, tuple[dict[str, Any], int | None]] = {
     "finished": (MLP, None),
     "inside a step": (MLP, 4),
     "update pending": ({**MLP, "optimizer": {"clip_norm": 0.1}}, 4),
     "two trees": ({**MLP, "store": {"commit": {"every": 2}}, "train": {"steps": 4}}, 7),
+    "coded, finished": (CODED, None),
+    "coded, update pending": ({**CODED, "optimizer": {"state": "8bit", "clip_norm": 0.1}}, 6),
+    "coded, no master": (NO_MASTER, 6),
 }
 """By name: the config, and the number of the switch in which the disk fails, if it does."""
 
@@ -43,6 +59,12 @@ class Job:
     template: Path
     prepared: Prepared
     expected: dict[str, Tensor]
+
+    @property
+    def largest(self) -> str:
+        """The name of a parameter of the most elements."""
+        names = [name for name in self.expected if f"optimizer.{name}.exp_avg" in self.expected]
+        return max(names, key=lambda name: self.expected[name].numel())
 
     def copy(self) -> Path:
         """Put a fresh copy of the run into its run directory."""
@@ -60,8 +82,8 @@ class Job:
             training.Prepared = original  # type: ignore[misc]
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the masters of the run's last commit."""
-        return weights(self.config.run.dir)
+        """Return the masters of the run's last commit, and what the optimizer holds of them."""
+        return weights(self.config.run.dir, state=True)
 
 
 def small_run(folder: Path, state: str) -> Job:

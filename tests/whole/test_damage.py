@@ -20,6 +20,7 @@ from tests.support.killing import final_state, metrics_key
 from tests.support.matrix import proof_but
 from tests.support.runs import config_of, trained
 from tests.support.serving import Server
+from tests.support.stores import CODED, NO_MASTER
 
 pytestmark = pytest.mark.trains
 
@@ -155,6 +156,12 @@ SWEPT: dict[str, tuple[dict[str, Any], str]] = {
     "clipped": ({**CNN, "train": {"steps": 3}, "optimizer": {"clip_norm": 0.3}}, "inside"),
     "tied": ({**GPT, "memory": {"segment": "32KiB"}, "train": {"steps": 3}}, "inside"),
     "trees": ({**GPT, "store": {"commit": {"every": 2}}, "train": {"steps": 4}}, "between"),
+    "coded": ({**CODED, "train": {"steps": 3}}, "inside"),
+    "coded, clipped": (
+        {**CODED, "train": {"steps": 3}, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
+        "inside",
+    ),
+    "no master": ({**NO_MASTER, "train": {"steps": 3}}, "inside"),
 }
 
 

@@ -22,6 +22,7 @@ from swaptrain.store.disk import durable_files as files
 from swaptrain.store.slots.slot import Slot
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.inspect import inspect_run
+from swaptrain.verbs.inspection.tensor import read_tensors
 from tests.support.mutations import metadata_files, mutate_bytes, mutate_tree, rewrite
 from tests.support.stores import MLP, STATES, Job, small_run
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.trains
 
 EXAMPLES = int(os.environ.get("SWAPTRAIN_FUZZ_EXAMPLES", "0"))
 """How many examples the whole of it runs; 0: 1000."""
-FEW = ["inside a step", "update pending"]
+FEW = ["inside a step", "update pending", "coded, finished", "coded, no master"]
 SOME = settings(
     max_examples=15,
     deadline=None,
@@ -86,7 +87,8 @@ def open_by_all(job: Job, run: Path) -> Any:
     """Look at a run, export it and go on with it; return how going on ended."""
     attempt("inspect", lambda: (check_contained(run), inspect_run(run)))
     to = run / "x.safetensors"
-    attempt("export", lambda: (check_contained(run), export_weights(run, to, None)))
+    attempt("export", lambda: (check_contained(run), export_weights(run, to, None, state=True)))
+    attempt("tensors", lambda: (check_contained(run), read_tensors(run, job.largest)))
     return attempt("train", job.resume)
 
 

@@ -10,7 +10,7 @@ from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ModelSpec
 from swaptrain.program.ranks import ALONE, Ranks
-from swaptrain.program.roles import Role, role_of
+from swaptrain.program.roles import SCALE_ELEMENTS, Role, role_of
 from swaptrain.program.state_arrays import (
     StateShapes,
     accumulator_tensors,
@@ -24,8 +24,6 @@ from swaptrain.store.format.layout import Alike, ArrayLayout, SegmentLayout, lay
 __all__ = ["Layouts"]
 
 
-_ALIGNMENT_OF_CODES = 256
-"""Elements that share a scale: a part of an update begins with the first of them."""
 _MOST_PARTS = 16
 """Of a segment's update: each one costs an instruction, and less memory is not needed for it."""
 
@@ -218,7 +216,8 @@ class Layouts:
         widths = [ITEMSIZE[rest[name][0].dtype] for name in divided]
         alike = Alike(rest[divided[0]], max(widths))
         if len(divided) < len(rest):  # some tensors are coded, others are not
-            alike = Alike(weights, max(widths), min(2, *widths), _ALIGNMENT_OF_CODES)
+            # A part begins with the first of the elements that share a scale.
+            alike = Alike(weights, max(widths), min(2, *widths), SCALE_ELEMENTS)
         layout = SegmentLayout(
             tuple(
                 self._array(name, tensors, alike=alike if name in divided else None)
@@ -270,7 +269,7 @@ def divided_arrays(
     scales = [
         name
         for name in names
-        if all(t.extent == -(-elements[t.name] // _ALIGNMENT_OF_CODES) > 1 for t in rest[name])
+        if all(t.extent == -(-elements[t.name] // SCALE_ELEMENTS) > 1 for t in rest[name])
     ]
     if not coded or len(by_element) + len(scales) < len(names):
         return []

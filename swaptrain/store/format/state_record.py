@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Protocol, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from swaptrain.errors import DamagedStoreError
+from swaptrain.program.roles import SCALE_ELEMENTS, Role, role_of, state_array, state_of
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.schema import (
@@ -110,6 +111,11 @@ class SlotRecord(SegmentRecord):
                 raise ValueError(f"{row.name} has {sizes} sizes and {strides} strides")
             if row.array not in self.checksums:
                 raise ValueError(f"{row.name} lies in an array that has no checksums")
+        by_place = {(row.name, row.array): row for row in self.table}
+        weights = {row.name: row for row in self.table if role_of(row.array) is Role.WEIGHTS}
+        for row in self.table:
+            _check_completes(row, weights.get(row.name))
+            _check_codes(row, by_place)
         return self
 
     def check_fit(self, arrays: Mapping[str, Shaped], path: Path) -> None:
@@ -141,6 +147,37 @@ class SlotRecord(SegmentRecord):
             for (_, end, before), (start, _, after) in pairwise(sorted(places)):
                 if start < end or before == after:
                     raise bad(f"{before} and {after} overlap", name)
+
+
+def _check_completes(row: TableRow, weight: TableRow | None) -> None:
+    """Raise ValueError where a row completes a weight to its master, and is not laid out as it."""
+    if role_of(row.array) is not Role.REMAINDER:
+        return
+    dtypes = {"bfloat16": "uint16", "float16": "float32"}
+    if weight is None or (row.shape, row.stride, row.dtype) != (
+        weight.shape,
+        weight.stride,
+        dtypes.get(weight.dtype),
+    ):
+        raise ValueError(f"{row.name} in {row.array} is not the rest of a weight beside it")
+
+
+def _check_codes(row: TableRow, by_place: Mapping[tuple[str, str], TableRow]) -> None:
+    """Raise ValueError where a row holds codes that do not fill their memory or lack scales."""
+    if role_of(row.array) is not Role.OPTIMIZER:
+        return
+    state, form = state_of(row.array)
+    if form != "8bit":
+        return
+    scales = by_place.get((row.name, state_array(state, "scale")))
+    numel = prod(row.shape)
+    if row.dtype != "uint8" or row.extent != numel:
+        raise ValueError(f"{row.name} in {row.array} does not lie as codes do")
+    expected = (-(-numel // SCALE_ELEMENTS),), (1,), "float32"
+    if scales is None or (scales.shape, scales.stride, scales.dtype) != expected:
+        raise ValueError(
+            f"{row.name} has codes in {row.array} and not their {expected[0][0]} scales"
+        )
 
 
 class Shaped(Protocol):

@@ -43,6 +43,29 @@ ARRAY: dict[str, Any] = {
 }
 
 
+CODED: dict[str, Any] = {
+    **SLOT,
+    "checksums": {
+        name: [7] for name in ("weights", "remainder", "exp_avg_8bit", "exp_avg_scale")
+    },
+    "table": [
+        {
+            "name": "w", "shape": [30, 20], "stride": [1, 30], "dtype": dtype, "array": array,
+            "offset": 0,
+        }
+        for array, dtype in (
+            ("weights", "bfloat16"), ("remainder", "uint16"), ("exp_avg_8bit", "uint8")
+        )
+    ] + [
+        {
+            "name": "w", "shape": [3], "stride": [1], "dtype": "float32",
+            "array": "exp_avg_scale", "offset": 0,
+        }
+    ],
+}  # fmt: skip
+"""A transposed matrix in bfloat16 whose moment is coded."""
+
+
 def with_value(record: dict[str, Any], place: str, value: object) -> dict[str, Any]:
     """Return a copy with another value at `a.0.b`."""
     changed: Any = copy.deepcopy(record)
@@ -79,6 +102,33 @@ def test_what_swaptrain_writes_is_read() -> None:
 def test_a_slot_s_record_is_refused_by_key(place: str, value: object, said: str) -> None:
     with pytest.raises(DamagedStoreError) as caught:
         SlotRecord.checked(with_value(SLOT, place, value), PATH)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("table.1.shape", [15, 20], "w in remainder is not the rest of a weight beside it"),
+        ("table.1.stride", [20, 1], "w in remainder is not the rest of a weight beside it"),
+        ("table.1.dtype", "float32", "w in remainder is not the rest of a weight beside it"),
+        ("table.0.dtype", "float32", "w in remainder is not the rest of a weight beside it"),
+        ("table.0.name", "v", "w in remainder is not the rest of a weight beside it"),
+        ("table.2.dtype", "int8", "w in exp_avg_8bit does not lie as codes do"),
+        ("table.2.stride", [1, 31], "w in exp_avg_8bit does not lie as codes do"),
+        ("table.2.name", "v", "v has codes in exp_avg_8bit and not their 3 scales"),
+        ("table.3.name", "v", "w has codes in exp_avg_8bit and not their 3 scales"),
+        ("table.3.array", "exp_avg_8bit", "w has codes in exp_avg_8bit and not their 3 scales"),
+        ("table.3.shape", [2], "w has codes in exp_avg_8bit and not their 3 scales"),
+        ("table.3.shape", [4], "w has codes in exp_avg_8bit and not their 3 scales"),
+        ("table.3.stride", [2], "w has codes in exp_avg_8bit and not their 3 scales"),
+        ("table.3.dtype", "int32", "w has codes in exp_avg_8bit and not their 3 scales"),
+    ],
+)
+def test_what_lies_apart_has_to_fit(place: str, value: object, said: str) -> None:
+    """A weight and the rest of its master, codes and their scales: else a reader would read on."""
+    assert len(SlotRecord.checked(CODED, PATH).table) == 4
+    with pytest.raises(DamagedStoreError) as caught:
+        SlotRecord.checked(with_value(CODED, place, value), PATH)
     assert said in str(caught.value)
 
 
