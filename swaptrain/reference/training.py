@@ -46,6 +46,8 @@ class ReferenceResult:
     """Names of the parameters that need no gradient and that are computed with in bfloat16."""
     eval_losses: dict[int, float] = field(default_factory=dict)
     """By step: the loss of the held-out batches, where it was taken."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What the optimizers hold of each parameter in the end, as `NAME.exp_avg`."""
 
 
 def train_reference(
@@ -157,7 +159,16 @@ def train_reference(
         for name, p in model.named_parameters()
         if not p.requires_grad and p.dtype == dtype != torch.float32
     )
-    return ReferenceResult(losses, grad_norms, masters.weights(), buffers, rounded, eval_losses)
+    state_left = {
+        f"{name}.{key}": value
+        for stepper, *_ in steppers
+        for name, weight in masters.named.items()
+        for key, value in stepper.state.get(weight, {}).items()
+        if value.shape == weight.shape
+    }
+    return ReferenceResult(
+        losses, grad_norms, masters.weights(), buffers, rounded, eval_losses, state_left
+    )
 
 
 def build_optimizers(

@@ -25,6 +25,8 @@ DROPOUT = {**GPT2, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 GELU_LLAMA = {**LLAMA, "hidden_act": "gelu"}
 EXPERTS = {**GELU_LLAMA, "model_type": "mixtral", "num_local_experts": 4}
 CONVOLUTIONAL = "tests.support.models:convolutional"
+WIDE = {"python": "tests.support.models:wide_mlp"}
+VECTORS = {"python": "tests.support.datasets:vectors"}
 PARTS: dict[str, Any] = {"store": {"chunk": "8KiB"}, "memory": {"segment": "200KiB"}}
 CASES: dict[str, dict[str, Any]] = {
     "recomputed": {"model": {"hf": GPT2}, "train": {"steps": 2, "recompute": True}},
@@ -38,6 +40,17 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"python": CONVOLUTIONAL},
         "data": {"python": "tests.support.datasets:image_labels"},
         "eval": {"python": "tests.support.datasets:image_labels", "every": 2, "batches": 2},
+    },
+    "coded": {
+        "model": {**WIDE, "dtype": "bfloat16"}, "data": VECTORS, "optimizer": {"state": "8bit"},
+        "memory": {"segment": "24KiB"},
+    },
+    "coded, no master": {
+        "model": {**WIDE, "dtype": "bfloat16", "master": "none"}, "data": VECTORS,
+        "optimizer": {"state": "8bit", "clip_norm": 0.1}, **PARTS,
+    },
+    "coded in bfloat16": {
+        "model": {**WIDE, "dtype": "float16"}, "data": VECTORS, "optimizer": {"state": "bfloat16"},
     },
     "unplaced": {"model": {"hf": GPT2}, "train": {"steps": 1}},
 }  # fmt: skip

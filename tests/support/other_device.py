@@ -171,7 +171,7 @@ def _compared(folder: Path, tree: dict[str, Any]) -> tuple[str, list[str]]:
         try:
             other = trained(config_of(folder / "other", tree))
             assert losses(plain) == losses(other), (losses(plain), losses(other))
-            assert_same_bits(weights(plain), weights(other))
+            assert_same_bits(weights(plain, state=True), weights(other, state=True))
         except (SwaptrainError, RuntimeError, AssertionError) as error:
             return str(error), sorted(waits)
     return "same bits", sorted(waits)

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
+from swaptrain.store.paths import RunPaths
+from swaptrain.store.read.live_store import look
+from swaptrain.store.read.run_position import read_position
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_state, config_of, losses, reference, trained, weights
+from tests.support.stores import CODED
 from tests.whole.test_exactness import LLAMA
+from tests.whole.test_resume import interrupted, same_end
 
 pytestmark = pytest.mark.trains
 
@@ -111,3 +117,33 @@ def test_rates_of_groups_may_change_and_nothing_else(tmp_path: Path) -> None:
     trained(changed(lr=1e-3), accept_change=True)
     with pytest.raises(ConfigError, match="these keys cannot change"):
         trained(changed(name="sgd"), accept_change=True)
+
+
+@pytest.mark.parametrize("lag", proof_but([1, 2], 2))
+def test_a_rate_of_a_group_changes_behind_the_updates_that_pend(tmp_path: Path, lag: int) -> None:
+    """Coded state, clipped gradients: what pends of the old step is updated at the old rate."""
+    optimizer = {"name": "adamw", "lr": 1e-2, "clip_norm": 0.3, "state": "8bit"}
+
+    def job(to: str, lr: float, steps: int) -> Config:
+        groups = [{"match": ["down*"], "lr": lr}]
+        tree = {
+            **CODED,
+            "optimizer": {**optimizer, "groups": groups},
+            "train": {"steps": steps},
+            "store": {"commit": {"lag": lag}},
+        }
+        return config_of(tmp_path / to, tree)
+
+    trained(job("whole", 3e-3, 2))
+    trained(job("whole", 1e-3, 4), accept_change=True)
+    segments = len(list((tmp_path / "whole" / "store" / "segments").glob("0*")))
+    interrupted(job("run", 3e-3, 4), segments + 3)  # in the updates of step 2
+    live = look(tmp_path / "run")
+    assert live is not None
+    position = read_position(RunPaths(live.run_dir), live.root, live.records)
+    assert position.done == 2 and len(position.pending) == segments - 2
+    with pytest.raises(ConfigError, match=r"optimizer\.groups\.0\.lr: 0\.003 -> 0\.001"):
+        trained(job("run", 1e-3, 4))
+    trained(job("run", 1e-3, 4), accept_change=True)
+    same_end(tmp_path / "run", tmp_path / "whole")
+    assert losses(tmp_path / "run")[3] != losses(trained(job("old", 3e-3, 4)))[3]

@@ -16,7 +16,10 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.store.read.live_store import look
+from swaptrain.units import format_size, format_wear
 from swaptrain.verbs.export import export_weights
+from swaptrain.verbs.plan import plan
+from swaptrain.verbs.plans.table import figures
 from tests.support.matrix import proof_but
 from tests.support.runs import (
     assert_same_bits,
@@ -24,6 +27,7 @@ from tests.support.runs import (
     config_of,
     losses,
     reference,
+    rows,
     trained,
     weights,
 )
@@ -157,6 +161,67 @@ def test_a_run_goes_on_with_it_and_with_no_other(tmp_path: Path, state: str) -> 
     other = half.optimizer.model_copy(update={"state": "float32"})
     with pytest.raises(ConfigError, match=r"optimizer\.state: .* -> float32"):
         trained(half.model_copy(update={"optimizer": other}))
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "transposed": {
+        "model": {"python": "tests.support.models:wide_mlp", "dtype": "bfloat16"},
+        "data": {"python": "tests.support.datasets:vectors"},
+        "memory": {"segment": "24KiB"},
+    },
+    "channels last": {
+        "model": {"python": "tests.whole.test_channels_last:Network"},
+        "data": {"python": "tests.support.datasets:image_labels"},
+        "memory": {"segment": "16KiB"},
+        "train": {"steps": 3, "channels_last": True},
+    },
+}
+
+
+@pytest.mark.parametrize("state", ["8bit", "bfloat16"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_exported_state_is_that_of_plain_pytorch(tmp_path: Path, name: str, state: str) -> None:
+    """Codes and scales lie in the order of memory, a file in that of the dimensions."""
+    tree = {"train": {"steps": 3}, **LAYOUTS[name], "optimizer": {"name": "adamw", "state": state}}
+    config = config_of(tmp_path / "a", tree)
+    plain = reference(config)
+    coded = [value for value in plain.state.values() if value.numel() >= 4096]
+    assert any(not value.is_contiguous() for value in coded)
+    export_weights(trained(config), to := tmp_path / "w.safetensors", None, state=True)
+    found = {n: v for n, v in load_file(to).items() if n.startswith("optimizer.")}
+    assert int(found.pop("optimizer.step")) == 3
+    held = {n: v.float() for n, v in found.items() if v.ndim}
+    assert_same_bits(held, {f"optimizer.{n}": v for n, v in plain.state.items()})
+
+
+@pytest.mark.parametrize(
+    ("state", "master", "nbytes"),
+    proof_but(
+        [("float32", "float32", 12), ("bfloat16", "float32", 8), ("8bit", "float32", 6),
+         ("8bit", "none", 4)],
+        ("8bit", "none", 4),
+    ),
+)  # fmt: skip
+def test_the_wear_is_what_steps_write(tmp_path: Path, state: str, master: str, nbytes: int) -> None:
+    """By `plan`, before a byte is written: so many bytes a parameter, and some of hand-offs."""
+    tree = {
+        **BASE,
+        "model": {"python": "tests.support.models:gpt", "dtype": "bfloat16", "master": master,
+                  "kwargs": {"layers": 2, "width": 256}},
+        "memory": {"segment": "4MiB"},
+        "train": {"steps": 4, "recompute": True},
+        "optimizer": {"name": "adamw", "state": state},
+    }  # fmt: skip
+    config = config_of(tmp_path / "a", tree)
+    report = plan(config)
+    said = dict(figures(report, config, 10**12))["wear"]
+    written = rows(trained(config))[-1]["write_bytes"]
+    assert written == pytest.approx(report.step_write_bytes, rel=0.1)
+    for found in (written, report.step_write_bytes):
+        assert nbytes < found / report.parameters < nbytes + 1.5
+    assert said.startswith(f"{format_size(report.step_write_bytes)} written a step, ")
+    assert f"{format_wear(4 * report.step_write_bytes)} to come" in said
+    assert said.endswith(f"which is {10**12 // report.step_write_bytes:,} steps")
 
 
 def test_arrays_on_the_disk_are_codes(tmp_path: Path) -> None:
