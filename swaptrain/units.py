@@ -9,7 +9,7 @@ from fractions import Fraction
 from swaptrain.errors import ConfigError
 
 __all__ = ["GIB", "MIB", "exact_size", "format_count", "format_duration", "format_size"]
-__all__ += ["format_wear", "parse_size", "roomy_size"]
+__all__ += ["format_wear", "how_many", "parse_size", "roomy_size"]
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _UNITS = {
@@ -65,7 +65,9 @@ def format_wear(size_bytes: int | float) -> str:
     """Show written bytes as drives' guarantees do, by powers of 1000: `2.31 TB`, `84.0 GB`."""
     if size_bytes >= 999.95e9:
         return f"{size_bytes / 1e12:,.2f} TB"
-    return f"{size_bytes / 1e9:.1f} GB"
+    if size_bytes >= 99.95e6:
+        return f"{size_bytes / 1e9:.1f} GB"
+    return f"{size_bytes / 1e6:.1f} MB"
 
 
 def exact_size(size_bytes: int) -> str:
@@ -93,6 +95,11 @@ def format_count(count: int | float) -> str:
         if round(abs(count) / factor, 2) >= 1:
             return f"{count / factor:,.2f} {unit}"
     return f"{count:,.0f}"
+
+
+def how_many(count: int, one: str, many: str | None = None) -> str:
+    """Show how many there are of something: `1 segment`, `1,640 steps`; `many` if not by an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_duration(duration_s: float) -> str:

@@ -14,6 +14,8 @@ from swaptrain.units import (
     format_count,
     format_duration,
     format_size,
+    format_wear,
+    how_many,
     parse_size,
     roomy_size,
 )
@@ -95,6 +97,12 @@ def test_shown_sizes_counts_and_durations() -> None:
     assert format_count(1640) == "1,640"
     assert format_count(2_600_000_000) == "2.60 B"
     assert format_count(999_999) == "1.00 M"
+    assert format_wear(15.24e12) == "15.24 TB" and format_wear(84e9) == "84.0 GB"
+    assert format_wear(99.94e6) == "99.9 MB" and format_wear(99.95e6) == "0.1 GB"
+    assert how_many(1, "segment") == "1 segment" and how_many(0, "segment") == "0 segments"
+    assert how_many(1640, "step") == "1,640 steps"
+    assert how_many(1, "batch", "batches") == "1 batch"
+    assert how_many(2, "batch", "batches") == "2 batches"
     assert format_duration(0.0032) == "3.2 ms"
     assert format_duration(41.2) == "41.2 s"
     assert format_duration(750) == "12.5 min"

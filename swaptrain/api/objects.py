@@ -13,7 +13,7 @@ from typing import Any
 from swaptrain.api.written_data import WrittenData, documents_of, is_text_rows, rows_of
 from swaptrain.errors import ConfigError
 from swaptrain.given import PREFIX
-from swaptrain.units import MIB, format_size
+from swaptrain.units import MIB, format_size, how_many
 from swaptrain.verbs.evaluate import source_of
 
 __all__ = ["BatchesOfStep", "HandedOver", "use_collate", "use_data", "use_model"]
@@ -216,8 +216,8 @@ class BatchesOfStep:
         batch = self._made(step + 1, micro_batch)
         if (found := self._size(batch)) != self.items:
             raise ValueError(
-                f"the batch of step {step + 1}, micro-batch {micro_batch}, has {found} items, and "
-                f"the first one {self.items}: all have equally many"
+                f"the batch of step {step + 1}, micro-batch {micro_batch}, has "
+                f"{how_many(found, 'item')}, and the first one {self.items}: all have equally many"
             )
         return {key: value[item] for key, value in batch.items()}
 

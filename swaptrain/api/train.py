@@ -21,6 +21,7 @@ from swaptrain.config.yaml_text import Tree
 from swaptrain.errors import ConfigError, StoppedBySignal
 from swaptrain.given import handed_over
 from swaptrain.store.paths import RunPaths
+from swaptrain.units import how_many
 
 __all__ = ["open_run_dir", "plan", "train"]
 
@@ -251,7 +252,7 @@ def _tell_batches(given: HandedOver, config: Config) -> None:
     if config.data.micro_batch != given.batches.items:
         raise ConfigError(
             f"micro_batch is {config.data.micro_batch}, and the batches of data have "
-            f"{given.batches.items} items: leave it out"
+            f"{how_many(given.batches.items, 'item')}: leave it out"
         )
     if config.data.shuffle:
         raise ConfigError("data.shuffle: batches of a function come as it gives them: leave it out")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swaptrain.units import how_many
+
 __all__ = ["Report"]
 
 
@@ -54,17 +56,17 @@ class Report:
         """Say it in one line."""
         full = self.tokens / max(1, self.sequences * sequence_length)
         text = (
-            f"{self.rows:,} rows, {self.tokens:,} tokens, {self.trained:,} of them trained; the "
-            f"longest row has {self.longest:,}; {self.sequences:,} sequences of "
-            f"{sequence_length:,}, {full:.0%} full"
+            f"{how_many(self.rows, 'row')}, {how_many(self.tokens, 'token')}, {self.trained:,} of "
+            f"them trained; the longest row has {self.longest:,}; "
+            f"{how_many(self.sequences, 'sequence')} of {sequence_length:,}, {full:.0%} full"
         )
         if self.truncated:
-            text += f"; {self.truncated:,} rows are longer than a sequence and were cut"
+            text += f"; longer than a sequence, and cut: {how_many(self.truncated, 'row')}"
         if self.altered:
             text += (
-                f"; in {self.altered:,} rows the chat template leaves a message out, or writes it "
-                "otherwise"
+                f"; in {how_many(self.altered, 'row')} the chat template leaves a message out, or "
+                "writes it otherwise"
             )
         if self.dropped:
-            text += f"; {self.dropped:,} rows have nothing to train and were left out"
+            text += f"; with nothing to train, and left out: {how_many(self.dropped, 'row')}"
         return text

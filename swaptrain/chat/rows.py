@@ -8,6 +8,7 @@ from typing import Any
 
 from swaptrain.chat.refusal import RowError
 from swaptrain.strict_json import parse_json
+from swaptrain.units import how_many
 
 __all__ = ["Conversation", "Document", "Message", "Prompted", "Ready", "Row", "parse_row"]
 
@@ -197,7 +198,7 @@ def _ready(ids: Any, labels: Any) -> Ready:
         if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
             raise RowError(f"its {name} are not a list of whole numbers")
     if len(ids) != len(labels):
-        raise RowError(f"it has {len(ids)} input_ids and {len(labels)} labels")
+        raise RowError(f"it has {len(ids)} input_ids and {how_many(len(labels), 'label')}")
     for place, (number, label) in enumerate(zip(ids, labels, strict=True)):
         if label not in (number, -100):
             raise RowError(

@@ -19,6 +19,7 @@ from swaptrain.commands.arguments import (
 from swaptrain.config.paths import expand_argument
 from swaptrain.errors import ConfigError
 from swaptrain.machine.torch_settings import set_up_torch
+from swaptrain.units import how_many
 
 __all__ = ["inspect", "inspect_arguments", "plan", "plan_arguments", "verify"]
 __all__ += ["report", "report_arguments", "verify_arguments"]
@@ -145,7 +146,9 @@ def _one_of(run_dir: Path) -> Path:
     directories = rank_dirs(run_dir)
     if not directories:
         return run_dir
-    say(f"{run_dir} holds a run of {len(directories)} ranks: this is the part of rank 0")
+    say(
+        f"{run_dir} holds a run of {how_many(len(directories), 'rank')}: this is the part of rank 0"
+    )
     return directories[0]
 
 

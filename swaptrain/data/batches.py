@@ -15,6 +15,7 @@ import torch
 from swaptrain.data.permutation import permuted
 from swaptrain.data.seeded import item_seed, seeded
 from swaptrain.errors import ConfigError, RunError, SwaptrainError
+from swaptrain.units import how_many
 
 __all__ = ["Batches", "Dataset", "token_count"]
 
@@ -276,8 +277,8 @@ class Batches:
         for key, tensor in batch.items():
             if not tensor.ndim or tensor.shape[0] != len(items):
                 raise error(
-                    f"{name} has {list(tensor.shape)} under {key!r}: the first dimension is that "
-                    f"of the {len(items)} items"
+                    f"{name} has {list(tensor.shape)} under {key!r}: the first dimension is "
+                    f"that of the {how_many(len(items), 'item')}"
                 )
         return batch
 

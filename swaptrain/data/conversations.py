@@ -26,7 +26,7 @@ from swaptrain.data.text import check_unchanged
 from swaptrain.data.tokens.token_array import Array, write_token_array
 from swaptrain.data.tokens.token_cache import Built, built_once, find_built
 from swaptrain.errors import ConfigError
-from swaptrain.units import format_size
+from swaptrain.units import format_size, how_many
 
 __all__ = ["Conversations"]
 
@@ -95,7 +95,7 @@ class Conversations:
         root = self._root(run_record)
 
         def build(path: Path) -> tuple[int, Mapping[str, Any]]:
-            named = files[0].path if len(files) == 1 else f"{len(files):,} files"
+            named = files[0].path if len(files) == 1 else how_many(len(files), "file")
             self._note(f"encoding {named}, {format_size(self.size_bytes)}")
             report = Report()
             sequences = self._told(self._sequences(report), report)
@@ -206,13 +206,13 @@ class Conversations:
             if now - said > _SAID_EVERY_S:
                 said = now
                 per_s = report.tokens / (now - begun)
-                self._note(f"{report.rows:,} rows so far, {per_s:,.0f} tokens a second")
+                self._note(f"{how_many(report.rows, 'row')} so far, {per_s:,.0f} tokens a second")
 
     def _nothing(self, report: Report) -> ConfigError:
         if report.dropped:
             return ConfigError(
-                f"{self.key}: nothing is trained in any of its {report.dropped:,} rows: none has a "
-                f"turn of the assistant within its first {self._length:,} tokens; raise "
+                f"{self.key}: nothing is trained in any row of {report.dropped:,}: none has a "
+                f"turn of the assistant within its first {how_many(self._length, 'token')}; raise "
                 "data.sequence_length, or set data.train_on to all"
             )
         return ConfigError(f"{self.key}: its files hold no rows: give it data to train on")

@@ -25,7 +25,7 @@ from swaptrain.data.tokenizer import Tokenizer, open_tokenizer
 from swaptrain.data.tokens.packed import PackedTokens
 from swaptrain.data.tokens.token_files import FlatFile, Joined, TokenSource, open_token_file, scan
 from swaptrain.errors import ConfigError
-from swaptrain.units import format_size
+from swaptrain.units import format_size, how_many
 
 __all__ = [
     "Source",
@@ -150,7 +150,7 @@ def open_tokens(
     forms = _forms(opened)
     known = run_record.known if run_record.tokenizer_digest == forms else {}
     if any(file.path not in known for file in found):
-        note(f"reading {len(joined):,} tokens once, to check them")
+        note(f"reading {how_many(len(joined), 'token')} once, to check them")
     files = hash_files(found, known, key=key)
     files = [_with_largest_id(f, ids, key) for f, ids in zip(files, opened, strict=True)]
     for file, ids in zip(files, opened, strict=True):
@@ -254,7 +254,7 @@ def text_files(
             raise ConfigError(f"{key}: {file.path} {error}") from error
     size_bytes = sum(file.size_bytes for file in files)
     if size_bytes == 0:
-        raise ConfigError(f"{key}: the corpus is empty: its {len(files):,} files have no bytes")
+        raise ConfigError(f"{key}: the corpus is empty: no bytes in {how_many(len(files), 'file')}")
     # For bytes the number of tokens is known; other tokenizers are counted when they have run.
     if tokenizer.name == "bytes" and size_bytes + len(files) < sequence_length:
         raise too_short(key, size_bytes + len(files), sequence_length)

@@ -15,7 +15,7 @@ from swaptrain.data.tokenizer import Tokenizer
 from swaptrain.data.tokens.token_array import Array, TokenArray, write_token_array
 from swaptrain.data.tokens.token_cache import built_once, find_built
 from swaptrain.errors import ConfigError
-from swaptrain.units import format_size
+from swaptrain.units import format_size, how_many
 
 __all__ = ["check_unchanged", "document_tokens", "tokenised", "tokens_on_disk", "too_short"]
 
@@ -40,7 +40,7 @@ def tokenised(
 
     def build(path: Path) -> tuple[int, Mapping[str, Any]]:
         size_bytes = sum(file.size_bytes for file in files)
-        note(f"tokenising {len(files):,} files, {format_size(size_bytes)}")
+        note(f"tokenising {how_many(len(files), 'file')}, {format_size(size_bytes)}")
         pieces = document_tokens(files, tokenizer, key, done=_HowFar(files, note).done)
         length = write_token_array(path, pieces, tokenizer.vocabulary)
         if length < at_least:
@@ -110,6 +110,6 @@ def tokens_on_disk(root: Path, digest: str, tokenizer: Tokenizer) -> int | None:
 def too_short(key: str, tokens: int, needed: int) -> ConfigError:
     """Return the refusal of a corpus that does not fill one sequence."""
     return ConfigError(
-        f"{key}: the corpus has {tokens:,} tokens, one sequence needs {needed:,}: give it more text"
-        " or set data.sequence_length lower"
+        f"{key}: the corpus has {how_many(tokens, 'token')}, one sequence needs {needed:,}: give "
+        "it more text or set data.sequence_length lower"
     )

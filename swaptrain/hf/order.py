@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from swaptrain.errors import ConfigError
+from swaptrain.units import how_many
 
 __all__ = ["EpochShape", "InOrder", "MapStyle", "Placed", "collator", "sampler_order"]
 
@@ -47,7 +48,7 @@ class EpochShape:
     def __post_init__(self) -> None:
         if self.batches == 0:
             raise ConfigError(
-                f"train_dataset has {self.items} items, too few for one batch"
+                f"train_dataset has {how_many(self.items, 'item')}, too few for one batch"
                 + (f" of {self.batch} (dataloader_drop_last)" if self.items else "")
                 + ": give more items"
             )

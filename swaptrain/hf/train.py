@@ -24,6 +24,7 @@ from swaptrain.hf.history import History
 from swaptrain.hf.model import GivenModel, given_model
 from swaptrain.hf.order import EpochShape, InOrder, MapStyle, Placed, collator
 from swaptrain.hf.output import RUN, Output, check_empty
+from swaptrain.units import how_many
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
@@ -210,8 +211,8 @@ def _check_tokenised(dataset: Any, args: Any) -> None:
         )
     if args.max_length is not None and len(item["input_ids"]) > args.max_length:
         raise ConfigError(
-            f"max_length={args.max_length}: items have {len(item['input_ids'])} tokens: cut them, "
-            "or set it to None"
+            f"max_length={args.max_length}: items have {how_many(len(item['input_ids']), 'token')}"
+            ": cut them, or set it to None"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from swaptrain.errors import ConfigError
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.freeze import nearest
+from swaptrain.units import how_many
 
 __all__ = ["OwnNames", "listed"]
 
@@ -121,7 +122,9 @@ def _check(
             f"{tuple(places[name].shape)}{more}"
         )
     if lost:
-        said.append(f"lacks {len(lost)} of the model's {len(places)} tensors: {listed(lost)}")
+        said.append(
+            f"lacks {len(lost)} of the model's {how_many(len(places), 'tensor')}: {listed(lost)}"
+        )
     if unknown:
         said.append(f"holds {len(unknown)} that the model has no place for: {listed(unknown)}")
     if said:

@@ -20,6 +20,7 @@ from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.factory import described
 from swaptrain.models.own_names import OwnNames, listed
 from swaptrain.program.expert_ranges import ExpertRange
+from swaptrain.units import how_many
 
 __all__ = ["Block", "Pretrained"]
 
@@ -327,10 +328,10 @@ class Pretrained:
         ]
         if lost:
             raise ConfigError(
-                f"model.hf: {directory} lacks {len(lost)} of the {len(self._places)} tensors of "
-                f"{type(module).__name__}: {listed(lost)}; it is another model's, or not "
-                "whole. If it is meant to begin so, load it with transformers and save it again "
-                "(save_pretrained)"
+                f"model.hf: {directory} lacks {len(lost)} of the "
+                f"{how_many(len(self._places), 'tensor')} of {type(module).__name__}: "
+                f"{listed(lost)}; it is another model's, or not whole. If it is meant to "
+                "begin so, load it with transformers and save it again (save_pretrained)"
             )
         if missing:
             self.remarks.append(

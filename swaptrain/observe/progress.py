@@ -24,7 +24,7 @@ from swaptrain.observe.output import silence
 from swaptrain.observe.progress_line import Counted, RunSoFar, progress_line
 from swaptrain.observe.start_ticker import StartTicker, StartWork
 from swaptrain.observe.step_metrics import StepMetrics
-from swaptrain.units import format_duration
+from swaptrain.units import format_duration, how_many
 
 __all__ = ["Progress", "StepPhase"]
 
@@ -136,20 +136,22 @@ class Progress:
             self.note("train.steps is 0: the initial weights are the run")
         elif first_step > total_steps:
             self.note(
-                f"train.steps is {total_steps}, and {first_step - 1} steps are done: the one that "
-                "was begun, if any, is completed"
+                f"train.steps is {total_steps}, and the run is at step {first_step - 1}: the one "
+                "that was begun, if any, is completed"
             )
         elif first_step > 1:
-            self.note(f"going on with step {first_step} of {total_steps}, {segments} segments")
+            self.note(
+                f"going on with step {first_step} of {total_steps}, {how_many(segments, 'segment')}"
+            )
         else:
-            self.note(f"training {total_steps} steps, {segments} segments")
+            self.note(f"training {how_many(total_steps, 'step')}, {how_many(segments, 'segment')}")
 
     def start_evaluation(self, step: int, segments: int) -> None:
         """Say that `step` is looked at, over so many segments."""
         self._end_start()
         self._total_steps = step
         self._step_began_s = self._printed_s = self._clock()
-        self.note(f"evaluating step {step}, {segments} segments")
+        self.note(f"evaluating step {step}, {how_many(segments, 'segment')}")
 
     def tick(self, step: int, phase: StepPhase, segment: int, segments: int) -> None:
         """Say that an instruction begins, on segment `segment` (from 0); drawn 10 times a second.

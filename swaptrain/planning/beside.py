@@ -9,6 +9,7 @@ from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import ConfigError
 from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.ranks.agreement import echoed
+from swaptrain.units import how_many
 
 __all__ = ["NOBODY", "Beside", "FixedCut", "check_divisible", "check_whole"]
 
@@ -73,8 +74,8 @@ def check_divisible(state: Mapping[int, Sequence[str]], ranks: Ranks) -> None:
     if ranks.count > 1 and without:
         raise echoed(
             ConfigError(
-                f"{ranks.count} ranks and {len(state)} segments, {len(trained)} of which are "
-                f"trained: rank {without[0]} would own none that is. Start fewer ranks, or set "
-                "memory.segment to less"
+                f"{how_many(ranks.count, 'rank')} and {how_many(len(state), 'segment')}, of which "
+                f"{len(trained)} can be trained: rank {without[0]} would own none of these. Start "
+                "fewer ranks, or set memory.segment to less"
             )
         )

@@ -26,6 +26,7 @@ from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import Choices
+from swaptrain.units import how_many
 
 __all__ = ["Cut", "Cutter", "check_steps", "short_steps"]
 
@@ -210,8 +211,9 @@ class Cutter:
             instructions = count * each
             if instructions > _MOST_INSTRUCTIONS:
                 raise ConfigError(
-                    f"{key} is {count:,}: that makes {instructions:,} instructions with {segments} "
-                    f"segments, and {_MOST_INSTRUCTIONS:,} are the most: lower it; larger ones "
+                    f"{key} is {count:,}: that makes {instructions:,} instructions with "
+                    f"{how_many(segments, 'segment')}, and {_MOST_INSTRUCTIONS:,} are the most: "
+                    "lower it; larger ones "
                     "(data.micro_batch) hold as many items"
                 )
 

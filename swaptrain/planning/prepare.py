@@ -28,6 +28,7 @@ from swaptrain.planning.update_rules import update_rules
 from swaptrain.store.disk.durable_files import disk_errors
 from swaptrain.store.format.root import RootRecord, read_buffers, read_root, refuse_tmpfs
 from swaptrain.store.paths import RunPaths
+from swaptrain.units import how_many
 
 __all__ = ["Prepared", "recorded_config"]
 
@@ -283,8 +284,9 @@ def _set_threads(
     threads = recorded or config.train.threads or available
     if recorded is not None and recorded > available:
         note(
-            f"the run was begun with {recorded} threads and this machine has {available} cores: "
-            "it goes on with as many threads, slower, so that the bits stay the same"
+            f"the run was begun with {how_many(recorded, 'thread')} and this machine has "
+            f"{how_many(available, 'core')}: it goes on with as many threads, slower, so that the "
+            "bits stay the same"
         )
     torch.set_num_threads(threads)
     return threads

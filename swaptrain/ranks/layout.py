@@ -28,6 +28,7 @@ from swaptrain.store.format.root import (
 from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs
 from swaptrain.store.read.held_segments import Held, check_held, held_segment
 from swaptrain.store.read.step_in_links import Copier, delete
+from swaptrain.units import how_many
 
 __all__ = ["RankStore", "joined", "lay_out", "read_ranks"]
 
@@ -75,8 +76,8 @@ def read_ranks(run_dir: Path) -> list[RankStore]:
         assert root is not None
         if (root.rank, root.ranks) != (rank, len(directories)):
             raise ConfigError(
-                f"{directory} is that of rank {root.rank} of {root.ranks}, and {run_dir} has the "
-                f"directories of {len(directories)} ranks: bring those of all machines together"
+                f"{directory} is that of rank {root.rank} of {root.ranks}, and {run_dir} has those "
+                f"of {how_many(len(directories), 'rank')}: bring those of all machines together"
             )
         stores.append(RankStore(directory, root, tuple(_held(directory, root, tree, step))))
     if len({store.root.fingerprint for store in stores}) > 1:

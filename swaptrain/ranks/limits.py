@@ -9,6 +9,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.ranks.launch import Launch
 from swaptrain.store.format.root import read_root
 from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs
+from swaptrain.units import how_many
 
 __all__ = ["check_alone", "check_possible", "check_resharded", "check_together"]
 __all__ += ["config_of_rank", "rank_count", "refuse_part"]
@@ -32,7 +33,7 @@ def check_alone(run_dir: Path, *, plans: bool = False) -> None:
             "run.dir to another directory"
         )
         instead = f"plan another one (run.dir=..., with --ranks {found})" if plans else start
-        raise ConfigError(f"{run_dir} holds a run of {found} ranks: {instead}")
+        raise ConfigError(f"{run_dir} holds a run of {how_many(found, 'rank')}: {instead}")
     refuse_part(run_dir)
 
 
@@ -107,8 +108,8 @@ def check_together(config: Config, launch: Launch, *, from_step: int | None) -> 
     beyond = [path for path in rank_dirs(config.run.dir) if int(path.name[-3:]) >= ranks.count]
     if beyond:
         raise ConfigError(
-            f"{config.run.dir} holds a run of more than {ranks.count} ranks ({beyond[-1].name}): "
-            "start as many as it began with"
+            f"{config.run.dir} holds a run of more than {how_many(ranks.count, 'rank')} "
+            f"({beyond[-1].name}): start as many as it began with"
         )
 
 
@@ -121,8 +122,9 @@ def config_of_rank(config: Config, launch: Launch, *, gpus: int) -> Config:
     if device in ("auto", "cuda") and gpus:
         if launch.local_rank >= gpus:
             raise ConfigError(
-                f"device is {device}, this machine has {gpus} GPUs, and local rank "
-                f"{launch.local_rank} has none: start {gpus} processes here (--nproc-per-node)"
+                f"device is {device}, this machine has {how_many(gpus, 'GPU')}, and local rank "
+                f"{launch.local_rank} has none: start {how_many(gpus, 'process', 'processes')} "
+                "here (--nproc-per-node)"
             )
         device = f"cuda:{launch.local_rank}"
     commit = config.store.commit.model_copy(update={"unit": "step"})

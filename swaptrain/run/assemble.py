@@ -49,7 +49,7 @@ from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.store.slots.commit import Committer
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import Snapshots
-from swaptrain.units import format_duration, format_size
+from swaptrain.units import format_duration, format_size, how_many
 
 __all__ = ["Parts", "assemble"]
 
@@ -296,7 +296,8 @@ def _summary(config: Config, plan: Plan, parts: Parts) -> str:
         step += f" and {format_size(traffic.write_bytes)} written"
     step += " a step" if step else ""
     return (
-        f"{model.parameter_count:,} parameters in {len(model.segments)} segments, of which "
+        f"{how_many(model.parameter_count, 'parameter')} in "
+        f"{how_many(len(model.segments), 'segment')}, of which "
         f"{len(plan.builder.saves)} save what the others recompute{saved}{step}; "
         f"base {format_size(plan.base_bytes)}, memory.host "
         f"{format_size(config.memory.host)}: {format_size(plan.pool_bytes)} of slabs, "

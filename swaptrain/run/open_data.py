@@ -11,6 +11,7 @@ from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.errors import ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.run.steps import Evaluation
+from swaptrain.units import how_many
 
 __all__ = ["loss_weights", "open_batches", "open_evaluation"]
 
@@ -46,8 +47,8 @@ def open_evaluation(
     expected = prepared.plan.layouts.evaluated_batches
     if held_out.micro_batches != expected:
         raise ConfigError(
-            f"eval: its data has {held_out.micro_batches} batches now and had {expected} when "
-            "this start looked first: start again when nothing changes it"
+            f"eval: its data has {how_many(held_out.micro_batches, 'batch', 'batches')} now and "
+            f"had {expected} when this start looked first: start again when nothing changes it"
         )
     weights = HeldOutWeights(
         held_out, prepared.plan.captured, by_tokens=prepared.weighting.by_tokens

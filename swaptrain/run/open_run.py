@@ -45,7 +45,7 @@ from swaptrain.store.format.origin import record_origin
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.snapshots import Snapshot
-from swaptrain.units import format_size
+from swaptrain.units import format_size, how_many
 
 __all__ = ["Start", "open_run"]
 
@@ -162,7 +162,9 @@ def _with_steps(start: Start, items: int, note: Callable[[str], None]) -> tuple[
     """Let epochs become steps, now that the number of items is known. Raises ConfigError."""
     epochs = start.config.train.epochs
     config = start.config.with_steps_of(items).resolved()
-    note(f"{epochs:g} epochs of {items:,} items are {config.train.last_step:,} steps")
+    whole = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+    steps = how_many(config.train.last_step, "step")
+    note(f"{whole} of {how_many(items, 'item')}: {steps}")
     if idle := check_rates(config, 0):
         note(idle)
     return replace(start, config=config), config
@@ -225,7 +227,7 @@ def _chosen(
     can, most = len(chosen.plan.builder.saves), len(plan.captured.model.segments) - 1
     if config.train.recompute is False and can < most:
         note(
-            f"train.recompute is false, but only {can} of {most} segments can save what their "
-            "backward needs: memory.host or the disk has no room for more"
+            f"train.recompute is false, but only {can} of {how_many(most, 'segment')} can save "
+            "what their backward needs: memory.host or the disk has no room for more"
         )
     return chosen

@@ -14,7 +14,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.start.look_at_data import DataFacts
 from swaptrain.start.look_at_machine import MachineFacts
 from swaptrain.start.look_at_model import ModelFacts
-from swaptrain.units import GIB, MIB, exact_size, format_size
+from swaptrain.units import GIB, MIB, exact_size, format_size, how_many
 
 __all__ = ["Choice", "Method", "chosen"]
 
@@ -152,7 +152,7 @@ def _add_data(
     each = min(max(1, _MICRO_TOKENS // length), wanted, micro_batch or wanted)
     count = wanted // each
     config.set("data.micro_batch", each, "sequences that are computed together")
-    tokens = f"{each * count * length:,} tokens a step; more of them cost no traffic"
+    tokens = f"{how_many(each * count * length, 'token')} a step; more of them cost no traffic"
     config.set("data.micro_batches", count, tokens)
     if data.kind == "chat" and data.distinct >= _LEAST_ROWS_SPLIT:
         part = round(max(0.02, _HELD_OUT_ROWS / data.distinct), 3)
@@ -169,7 +169,7 @@ def _length(model: ModelFacts, data: DataFacts) -> tuple[int, str]:
     wanted = -(-data.percentile(0.99) // _LENGTH_STEP) * _LENGTH_STEP
     length = min(wanted, most)
     cut = sum(tokens > length for tokens in data.lengths)
-    return length, f"{cut:,} of {len(data.lengths):,} rows are longer, and cut"
+    return length, f"longer, and cut: {cut:,} of {how_many(len(data.lengths), 'row')}"
 
 
 def _items(data: DataFacts, length: int) -> int:
@@ -198,7 +198,9 @@ def _add_training(
     config.set("optimizer.clip_norm", 1.0, "largest norm of a gradient")
     config.set("optimizer.schedule.name", "cosine")
     config.set("optimizer.schedule.warmup_ratio", 0.03, "of the steps")
-    config.set("train.epochs", epochs, f"about {steps:,} steps" + ("" if lora else f"; {why}"))
+    config.set(
+        "train.epochs", epochs, f"about {how_many(steps, 'step')}" + ("" if lora else f"; {why}")
+    )
     if config.get("data.held_out") is not None:
         config.set("eval.every", max(1, steps // 10), "steps between held-out losses")
     return steps

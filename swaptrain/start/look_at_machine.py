@@ -10,7 +10,7 @@ import torch
 
 from swaptrain.memory.limits import available_bytes, cgroup_limit
 from swaptrain.store.disk.durable_files import existing_parent, free_bytes
-from swaptrain.units import GIB, format_size
+from swaptrain.units import GIB, format_size, how_many
 
 __all__ = ["MachineFacts", "look_at_machine"]
 
@@ -36,7 +36,7 @@ class MachineFacts:
             gpu = f"a GPU with {format_size(self.device_bytes)} free"
         return (
             f"{format_size(self.ram_bytes)} of RAM free, {disk} free on the disk of {self.disk}, "
-            f"{self.cores} cores, {gpu}"
+            f"{how_many(self.cores, 'core')}, {gpu}"
         )
 
 

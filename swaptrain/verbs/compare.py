@@ -25,6 +25,7 @@ from swaptrain.run.os_failures import named_failures
 from swaptrain.store.disk.durable_files import disk_errors, existing_parent
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.safetensors import StreamedTensor
+from swaptrain.units import how_many
 from swaptrain.verbs.comparison.need import check_room, plain_need
 from swaptrain.verbs.comparison.plain_run import begins_from_files, loaded_model, plain_run
 from swaptrain.verbs.comparison.result import ComparedFigure, JobComparison
@@ -79,12 +80,12 @@ def compare_with_plain(
         data = config.data.model_copy(update={"packing": prepared.config.data.packing})
         plain_config = config.model_copy(update={"data": data})
         del prepared  # `make` holds it where it needs it
-        note(f"training {steps} steps in {there}, which is deleted afterwards")
+        note(f"training {how_many(steps, 'step')} in {there}, which is deleted afterwards")
         train(config, progress=_StepsAlone(config))
         gc.collect()
         release()
         check_room(need)
-        note(f"plain PyTorch: {steps} steps, which take {need.text()}")
+        note(f"plain PyTorch: {how_many(steps, 'step')}, which takes {need.text()}")
         with named_failures(config):
             plain = plain_run(
                 plain_config,

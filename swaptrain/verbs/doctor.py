@@ -14,6 +14,7 @@ from rich.text import Text
 from swaptrain.config.schema import Config
 from swaptrain.errors import RunError
 from swaptrain.store.disk.durable_files import existing_parent
+from swaptrain.units import how_many
 from swaptrain.verbs.checkup.disk import check_disk
 from swaptrain.verbs.checkup.memory import check_memory_limits
 from swaptrain.verbs.checkup.packages import check_packages
@@ -75,7 +76,7 @@ def print_checks(
         _show(found)
     if problems:
         names = ", ".join(f"{one.area}: {one.name}" for one in problems)
-        raise RunError(f"{_many(len(problems), 'problem')} would stop a run: {names}")
+        raise RunError(f"{how_many(len(problems), 'problem')} would stop a run: {names}")
 
 
 def _show(found: list[CheckResult]) -> None:
@@ -95,12 +96,8 @@ def _show(found: list[CheckResult]) -> None:
     console.print(table, highlight=False)
     notes = sum(one.verdict is Verdict.NOTE for one in found)
     problems = sum(one.verdict is Verdict.PROBLEM for one in found)
-    counts = f"{_many(problems, 'problem')}, {_many(notes, 'note')}"
-    console.print(Text(f"{len(found)} checks: {counts}"))
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    counts = f"{how_many(problems, 'problem')}, {how_many(notes, 'note')}"
+    console.print(Text(f"{how_many(len(found), 'check')}: {counts}"))
 
 
 def _device(path: Path) -> int:

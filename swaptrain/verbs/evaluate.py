@@ -25,7 +25,7 @@ from swaptrain.store.access.containment import check_contained
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.step_in_links import step_in_links
-from swaptrain.units import format_duration
+from swaptrain.units import format_duration, how_many
 from swaptrain.verbs.stored_step import StoredStep, live_store, with_step
 
 __all__ = ["Evaluated", "evaluate_run", "source_of", "with_held_out"]
@@ -49,7 +49,7 @@ class Evaluated:
 
     def line(self) -> str:
         """Return it for a person."""
-        last = f"{self.items:,} items", format_duration(self.seconds)
+        last = how_many(self.items, "item"), format_duration(self.seconds)
         return " | ".join([f"step {self.step}", self.found.text(), *last])
 
 

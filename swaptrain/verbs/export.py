@@ -14,7 +14,7 @@ from swaptrain.store.format.origin import read_origin
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
-from swaptrain.units import format_size
+from swaptrain.units import format_size, how_many
 from swaptrain.verbs.exports.adapter import adapter_of, merged_tensors, write_adapter
 from swaptrain.verbs.exports.model_directory import (
     MOST_SHARD_BYTES,
@@ -137,8 +137,8 @@ def _writer(
                 described = DirectoryFacts(config, root.choices.model, vocabulary)
                 size_bytes = write_model_directory(to, found, described, shard_bytes, held)
         note(
-            f"wrote {to}: {count:,} tensors, {format_size(size_bytes)}, as they are after step "
-            f"{view.step}"
+            f"wrote {to}: {how_many(count, 'tensor')}, {format_size(size_bytes)}, as they are "
+            f"after step {view.step}"
         )
         return view.step
 

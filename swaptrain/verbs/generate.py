@@ -28,7 +28,7 @@ from swaptrain.generate.generation import check_generates, generation_settings, 
 from swaptrain.generate.written_once import WrittenOnce
 from swaptrain.store.format.root import RootRecord, read_buffers
 from swaptrain.store.paths import RunPaths
-from swaptrain.units import format_duration, format_size
+from swaptrain.units import format_duration, format_size, how_many
 from swaptrain.verbs.recorded_code import refuse_code
 from swaptrain.verbs.stored_step import StoredStep, live_store, reading_bytes, with_step
 
@@ -172,8 +172,8 @@ def _check_length(module: Any, prompt: int, new: int, key: str) -> None:
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and 0 < most < prompt + new:
         raise ConfigError(
-            f"the longest prompt has {prompt:,} tokens and {key} is {new:,}, and the model has "
-            f"{most:,} positions: shorten one of them"
+            f"the longest prompt has {how_many(prompt, 'token')} and {key} is {new:,}, and the "
+            f"model has {how_many(most, 'position')}: shorten one of them"
         )
 
 
@@ -181,8 +181,8 @@ def _check_ids(module: Any, largest: int) -> None:
     rows = len(module.get_input_embeddings().weight)
     if largest >= rows:
         raise ConfigError(
-            f"the prompt has the id {largest:,}, and the model's vocabulary {rows:,} ids: give the "
-            "tokenizer that the run was trained with"
+            f"the prompt has the id {largest:,}, and the model's vocabulary {how_many(rows, 'id')}"
+            ": give the tokenizer that the run was trained with"
         )
 
 
@@ -193,9 +193,10 @@ def _line(found: Generated, stream: WeightStream, step: int) -> str:
     waited = stream.waited_s / max(found.seconds, 1e-9)
     bound = "reading" if waited > 0.5 else "computing"
     return (
-        f"step {step}: {count:,} tokens in {format_duration(found.seconds)}, {per_s:,.2f} a second"
+        f"step {step}: {how_many(count, 'token')} in {format_duration(found.seconds)}, "
+        f"{per_s:,.2f} a second"
         f" | weights {format_size(stream.total_bytes)}, {share:.0%} stay in memory, "
-        f"{format_size(stream.read_bytes)} read in {found.passes:,} passes"
+        f"{format_size(stream.read_bytes)} read in {how_many(found.passes, 'pass', 'passes')}"
         f" | waiting for weights {waited:.0%}: {bound} bounds it"
     )
 

@@ -26,7 +26,7 @@ from swaptrain.start import (
     look_at_model,
     write_new,
 )
-from swaptrain.units import format_duration, format_size
+from swaptrain.units import format_duration, format_size, how_many
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.plans.report import PlanReport
 from swaptrain.verbs.plans.table import figures
@@ -119,7 +119,9 @@ def _head(facts: ModelFacts, data: DataFacts, here: MachineFacts) -> list[str]:
 def _estimates(report: PlanReport, config: Config, steps: int) -> list[str]:
     found = [f"  {name}: {text}" for name, text in figures(report, config) if name in _FIGURES]
     if report.step_s is not None:
-        found.append(f"  all of about {steps:,} steps: {format_duration(steps * report.step_s)}")
+        found.append(
+            f"  all of about {how_many(steps, 'step')}: {format_duration(steps * report.step_s)}"
+        )
     if report.step_write_bytes:
         found.append(f"  written in all: {format_size(steps * report.step_write_bytes)}")
     return ["What plan says of it, by figures of a moment:", *found, ""]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from swaptrain.config.schema import Config
 from swaptrain.store.format.root import AdapterRecord
-from swaptrain.units import format_duration, format_size
+from swaptrain.units import format_duration, format_size, how_many
 from swaptrain.verbs.inspection.report import RunReport, SegmentRow, read_run
 
 __all__ = ["inspect_run", "summary"]
@@ -96,7 +96,8 @@ def _adapter(record: AdapterRecord) -> str:
     kind = "DoRA" if fields["use_dora"] else "rsLoRA" if fields["use_rslora"] else "LoRA"
     scale = f"{fields['lora_alpha']:g} / {'sqrt(' if fields['use_rslora'] else ''}{fields['r']}"
     scale += ")" if fields["use_rslora"] else ""
-    return f"{kind}, r {fields['r']}, scaled by {scale}, on {len(record.merges)} layers of the base"
+    layers = how_many(len(record.merges), "layer")
+    return f"{kind}, r {fields['r']}, scaled by {scale}, on {layers} of the base"
 
 
 def _data(config: Config) -> str:

@@ -14,7 +14,7 @@ from swaptrain.ranks.limits import rank_count
 from swaptrain.report.read import RunFiles, RunState, read_run_files
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.paths import RunPaths, rank_dirs
-from swaptrain.units import format_duration, format_size
+from swaptrain.units import format_duration, format_size, how_many
 from swaptrain.verbs.inspect import summary
 from swaptrain.verbs.inspection.report import last_rows, read_run
 
@@ -97,7 +97,7 @@ def _said_of_ranks(run: Path) -> str | None:
     first = int(directories[0].name[-3:])
     found, count = len(directories), rank_count(run)
     has = "holds" if found == count else f"has {found} of the {count} directories of"
-    return f"{run} {has} a run of {count} ranks: the charts are of rank {first}"
+    return f"{run} {has} a run of {how_many(count, 'rank')}: the charts are of rank {first}"
 
 
 def _read(run: Path, label: str, damaged: list[DamagedStoreError]) -> RunFiles:

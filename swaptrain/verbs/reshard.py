@@ -15,6 +15,7 @@ from swaptrain.store.access.lock import RunLock
 from swaptrain.store.disk.durable_files import flush_directory, flush_file_system, run_error
 from swaptrain.store.paths import RunPaths, rank_dir, rank_dirs
 from swaptrain.store.read.step_in_links import delete
+from swaptrain.units import how_many
 
 __all__ = ["reshard_run"]
 
@@ -38,7 +39,7 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
                 f"{run_dir} is no run of several ranks: one of one process cannot be divided yet"
             )
         if count == len(before):
-            note(f"{run_dir} is a run of {count} ranks already")
+            note(f"{run_dir} is a run of {how_many(count, 'rank')} already")
             return
         with ExitStack() as held:
             stores = read_ranks(run_dir)
@@ -89,4 +90,4 @@ def _complete(run_dir: Path, note: Callable[[str], None]) -> None:
     shutil.rmtree(paths.reshard_old, ignore_errors=True)
     count = len(rank_dirs(run_dir)) or 1
     how = "with torchrun" if count > 1 else "without torchrun"
-    note(f"{run_dir} is divided among {count} rank{'s' if count > 1 else ''}: start it {how}")
+    note(f"{run_dir} is divided among {how_many(count, 'rank')}: start it {how}")

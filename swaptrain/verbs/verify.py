@@ -26,7 +26,7 @@ from swaptrain.store.check.findings import Verification
 from swaptrain.store.check.repair import repair
 from swaptrain.store.check.verify import Verifier, check_run
 from swaptrain.store.disk.direct import DirectIO
-from swaptrain.units import format_duration, format_size
+from swaptrain.units import format_duration, format_size, how_many
 
 __all__ = ["verify_run"]
 
@@ -74,9 +74,9 @@ def _verified(run_dir: Path, console: Console) -> Verification:
     rate = result.nbytes / max(result.seconds, 1e-9) / 1e9
     _say(
         console,
-        f"{run_dir} is {result.position}: {result.segments} segments, {result.arrays} arrays, "
-        f"{result.chunks} chunks, {format_size(result.nbytes)} read in "
-        f"{format_duration(result.seconds)} ({rate:.2f} GB/s)",
+        f"{run_dir} is {result.position}: {how_many(result.segments, 'segment')}, "
+        f"{how_many(result.arrays, 'array')}, {how_many(result.chunks, 'chunk')}, "
+        f"{format_size(result.nbytes)} read in {format_duration(result.seconds)} ({rate:.2f} GB/s)",
     )
     for step, whole in sorted(result.snapshots.items()):
         _say(console, f"snapshot of step {step}: {'whole' if whole else 'damaged'}")

@@ -45,7 +45,7 @@ def test_each_row_has_a_sequence() -> None:
     assert report == Report(
         rows=3, tokens=9, trained=4, longest=6, truncated=1, dropped=1, sequences=3
     )
-    assert "75% full; 1 rows are longer" in report.line(4)
+    assert "75% full; longer than a sequence, and cut: 1 row" in report.line(4)
 
 
 def test_rows_share_a_sequence() -> None:

@@ -228,7 +228,7 @@ def test_a_run_that_is_past_its_last_step_does_not_go_on_with_another() -> None:
     out = console(terminal=False)
     with Progress(console=out) as progress:
         progress.start(1, 68, 26)
-    assert shown(out).startswith("train.steps is 1, and 67 steps are done: ")
+    assert shown(out).startswith("train.steps is 1, and the run is at step 67: ")
 
 
 def test_plain_output_of_a_long_step_ticks_every_30_seconds() -> None:

@@ -165,7 +165,7 @@ def test_equal_runs_are_one_line(
     assert main(["inspect", str(run), str(tmp_path / "copy")]) == 0
     shown = capsys.readouterr().out
     count = len(weights(run))
-    assert f"all {count} tensors are equal bit for bit" in shown
+    assert f"equal bit for bit: {count} tensors" in shown
     assert "the configs are equal but for run.dir" in shown
     found = asked(capsys, run, tmp_path / "copy")
     assert found["equal"] and found["compared"] == count and found["config"] == {}
@@ -195,7 +195,7 @@ def test_two_runs_differ_in_config_and_tensors(
     assert sizes == sorted(sizes, reverse=True)
     assert main(["inspect", str(run), str(other)]) == 0
     shown = capsys.readouterr().out
-    assert "optimizer.lr" in shown and f"{len(expected)} tensors differ" in shown
+    assert "optimizer.lr" in shown and f"{len(expected)} tensors with other bits" in shown
 
 
 def test_names_and_shapes_that_only_one_has(

@@ -22,7 +22,7 @@ from swaptrain.planning.check_capture.eager import NotComparable, PlainFails, pl
 from swaptrain.planning.check_capture.float32 import captured_anew, cut_in_pieces, in_float32
 from swaptrain.planning.check_capture.need import MOST_S, flops_s, needed_bytes, needed_s
 from swaptrain.planning.prepare import Prepared
-from swaptrain.units import format_size, roomy_size
+from swaptrain.units import format_size, how_many, roomy_size
 
 __all__ = ["check_capture"]
 
@@ -148,9 +148,9 @@ def _smaller(
             fresh = replace(fewer, checkpoint=lambda: None)
             built = build(small, fresh, batch, adapter=adapter, is_whole=False)
         except ConfigError as error:
-            raise NotComparable(f"{reason}; with {layers} layers: {error}") from error
+            raise NotComparable(f"{reason}; with {how_many(layers, 'layer')}: {error}") from error
         captured = cut_in_pieces(built.uncut, tokens=config.memory.tokens)
         if needed_bytes(captured, "float32") <= config.memory.host and flops_s(captured) <= MOST_S:
-            remark = f" with {layers} layer{'s' if layers > 1 else ''}"
+            remark = f" with {how_many(layers, 'layer')}"
             return _Subject(fewer.make, captured, f"{remark} in float32")
     raise NotComparable(reason)

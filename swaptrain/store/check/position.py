@@ -8,6 +8,7 @@ from swaptrain.store.check.claims import Claim, spilled_claim
 from swaptrain.store.format.state_record import SegmentRecord
 from swaptrain.store.paths import ZARR_JSON, RunPaths
 from swaptrain.store.read.run_position import Handoff, Phase, RunPosition
+from swaptrain.units import how_many
 
 __all__ = ["needed_claims", "position_text"]
 
@@ -21,7 +22,8 @@ def position_text(position: RunPosition) -> str:
     if position.phase is Phase.BACKWARD:
         return f"inside step {position.step}, behind segment {position.decision.segment + 1}"
     if position.pending:
-        return f"at step {position.done}, its update pending in {len(position.pending)} segments"
+        pending = how_many(len(position.pending), "segment")
+        return f"at step {position.done}, its update pending in {pending}"
     return f"at step {position.done}"
 
 

@@ -27,6 +27,7 @@ from swaptrain.store.format.schema import (
     Sizes,
     Whole,
 )
+from swaptrain.units import how_many
 
 __all__ = ["HandoffRow", "SegmentRecord", "SlotRecord", "TableRow"]
 __all__ += ["blank_checksums", "read_finished", "state_record"]
@@ -108,7 +109,9 @@ class SlotRecord(SegmentRecord):
         for row in self.table:
             sizes, strides = len(row.shape), len(row.stride)
             if sizes != strides:
-                raise ValueError(f"{row.name} has {sizes} sizes and {strides} strides")
+                raise ValueError(
+                    f"{row.name} has {how_many(sizes, 'size')} and {how_many(strides, 'stride')}"
+                )
             if row.array not in self.checksums:
                 raise ValueError(f"{row.name} lies in an array that has no checksums")
         by_place = {(row.name, row.array): row for row in self.table}
@@ -132,7 +135,8 @@ class SlotRecord(SegmentRecord):
             if found is None:
                 raise bad("an array is missing", name)
             if len(sums) != found.chunks or found.rows is not None:
-                text = f"an array has {found.chunks} chunks, its record {len(sums)} checksums"
+                sums_found = how_many(len(sums), "checksum")
+                text = f"an array has {how_many(found.chunks, 'chunk')}, its record {sums_found}"
                 raise bad(text, name)
         spans: dict[str, list[tuple[int, int, str]]] = {}
         for row in self.table:
@@ -173,10 +177,11 @@ def _check_codes(row: TableRow, by_place: Mapping[tuple[str, str], TableRow]) ->
     numel = prod(row.shape)
     if row.dtype != "uint8" or row.extent != numel:
         raise ValueError(f"{row.name} in {row.array} does not lie as codes do")
-    expected = (-(-numel // SCALE_ELEMENTS),), (1,), "float32"
+    count = -(-numel // SCALE_ELEMENTS)
+    expected = (count,), (1,), "float32"
     if scales is None or (scales.shape, scales.stride, scales.dtype) != expected:
         raise ValueError(
-            f"{row.name} has codes in {row.array} and not their {expected[0][0]} scales"
+            f"{row.name} has codes in {row.array} and not their {how_many(count, 'scale')}"
         )
 
 

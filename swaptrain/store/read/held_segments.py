@@ -11,6 +11,7 @@ from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot import Slot, frozen_slot
+from swaptrain.units import how_many
 
 __all__ = ["Held", "check_held", "held_segment", "held_segments"]
 
@@ -89,7 +90,7 @@ def check_held(held: Held, root: RootRecord) -> None:
     missing = [name for name in root.segments[k - 1].parameters if name not in names]
     if missing:
         raise DamagedStoreError(
-            f"{len(missing)} parameters of a segment are missing, {missing[0]} first",
+            f"a segment lacks {how_many(len(missing), 'parameter')}, {missing[0]} first",
             segment=k,
             path=held.link if held.state is None else held.state.path,
         )

@@ -10,6 +10,7 @@ from swaptrain.store.disk.io_buffers import io_buffer
 from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.slots.array_files import ArrayFiles
 from swaptrain.store.slots.slot import Slot
+from swaptrain.units import how_many
 
 __all__ = ["copy_slot", "verify_slot"]
 
@@ -63,7 +64,7 @@ def _read(
     files = array.files()
     if len(sums) != len(files):
         raise DamagedStoreError(
-            f"a record has {len(sums)} checksums for {len(files)} chunks",
+            f"a record has {how_many(len(sums), 'checksum')} for {how_many(len(files), 'chunk')}",
             segment=segment,
             array=array.name,
         )

@@ -10,7 +10,7 @@ import torch
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.fingerprint import this_machine
-from swaptrain.units import GIB, format_size
+from swaptrain.units import GIB, format_size, how_many
 from swaptrain.verbs.checkup.result import CheckResult, checked, noted, wrong
 
 __all__ = ["check_device", "check_processor", "instructions"]
@@ -24,7 +24,7 @@ def check_processor(config: Config | None) -> Iterator[CheckResult]:
     """Yield what is found of cores, instructions and load."""
     found = this_machine(torch.device("cpu"))
     allowed, cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    text = f"{found['processor']}, {cores} cores"
+    text = f"{found['processor']}, {how_many(cores, 'core')}"
     if allowed < cores:
         advice = "torch takes as many threads; taskset or the container says which"
         yield noted("processor", "cores", f"{text}, {allowed} of them for this process", advice)
@@ -116,7 +116,7 @@ def _quota(cores: int) -> Iterator[CheckResult]:
     except (OSError, ValueError):
         return  # version 1, no quota, or no such file
     if allowed < cores:
-        text = f"{allowed:g} cores' time (control group), {cores} cores"
+        text = f"{allowed:g} cores' time (control group), {how_many(cores, 'core')}"
         advice = f"set train.threads to {max(1, int(allowed))}: more threads wait for each other"
         yield noted("processor", "quota", text, advice)
 

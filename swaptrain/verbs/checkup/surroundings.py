@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from swaptrain.units import how_many
 from swaptrain.verbs.checkup.result import CheckResult, checked, noted, wrong
 
 __all__ = ["check_clock", "check_environment"]
@@ -26,7 +27,7 @@ def check_environment(environment: Mapping[str, str], cores: int) -> Iterator[Ch
         yield checked("environment", "OMP_NUM_THREADS", text)
     else:
         advice = "unset it: train.threads says how many a run takes"
-        text = f"{_shown(threads)}, of {cores} cores"
+        text = f"{_shown(threads)}, of {how_many(cores, 'core')}"
         yield noted("environment", "OMP_NUM_THREADS", text, advice)
     policy = environment.get("OMP_WAIT_POLICY", "")
     if policy.upper() == "ACTIVE":

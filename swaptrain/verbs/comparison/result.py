@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swaptrain.units import how_many
 from swaptrain.verbs.inspection.differences import TensorDifference
 
 __all__ = ["ComparedFigure", "JobComparison"]
@@ -69,22 +70,25 @@ class JobComparison:
             but = ", but for the last digits of the norms, which blocks add up" if loose else ""
             steps = len({figure.step for figure in self.figures})
             return (
-                f"equal bit for bit: {steps} steps, {len(self.tensors)} tensors of the final "
-                f"weights and buffers{but}"
+                f"equal bit for bit: {how_many(steps, 'step')}, "
+                f"{how_many(len(self.tensors), 'tensor')} of the final weights and buffers{but}"
             )
         said = [f"the {f.name} of step {f.step}" for f in self.figures if not f.agrees][:1]
         if self.differing:
             first = self.differing[0]
             large = (
-                f"{first.differing:,} of {first.elements:,} elements, {first.largest:.3g} at most"
+                f"{first.differing:,} of {how_many(first.elements, 'element')}, "
+                f"{first.largest:.3g} at most"
             )
             if not first.elements:
                 large = f"shapes {list(first.shapes[0])} and {list(first.shapes[1])}"
             said.append(
-                f"{len(self.differing)} of {len(self.tensors)} tensors, first in the model's order "
-                f"{first.name} ({large})"
+                f"{len(self.differing)} of {how_many(len(self.tensors), 'tensor')}, first in the "
+                f"model's order {first.name} ({large})"
             )
         for names, who in zip(self.only, ("plain PyTorch", "swaptrain"), strict=True):
             if names:
-                said.append(f"{len(names)} tensors that only {who} has, {names[0]} first")
+                said.append(
+                    f"{how_many(len(names), 'tensor')} that only {who} has, {names[0]} first"
+                )
         return f"swaptrain and plain PyTorch differ: {'; '.join(said)}"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swaptrain.units import how_many
 from swaptrain.verbs.inspection.differences import RunDifference, TensorDifference
 from swaptrain.verbs.inspection.tensor_table import figure, open_console, plain_table, shape_text
 
@@ -47,12 +48,13 @@ def show_difference(found: RunDifference) -> None:
 def _show_tensors(console: Console, found: RunDifference) -> None:
     if not found.differing:
         what = "of both " if any(found.only) else ""
-        said = f"all {found.compared} tensors {what}are equal bit for bit"
+        said = f"equal bit for bit: {how_many(found.compared, 'tensor')} {what}".rstrip()
         console.print(Text(said if found.compared else "they have no tensor in common"))
         return
     console.print(difference_rows(found.differing), highlight=False)
     equal = found.compared - len(found.differing)
-    console.print(Text(f"{len(found.differing)} tensors differ, {equal} are equal bit for bit"))
+    other = how_many(len(found.differing), "tensor")
+    console.print(Text(f"{other} with other bits, {equal} with the same"))
 
 
 def difference_rows(tensors: Sequence[TensorDifference]) -> Table:

@@ -21,6 +21,7 @@ from swaptrain.store.read.run_position import Phase, RunPosition
 from swaptrain.store.read.steady_position import steady_position
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.strict_json import parse_json
+from swaptrain.units import how_many
 
 __all__ = ["RunReport", "SegmentRow", "SnapshotRow", "last_rows", "read_run"]
 
@@ -146,8 +147,8 @@ def _inside(position: RunPosition) -> str:
 def _between(done: int, pending: Sequence[int], steps: int) -> str:
     if pending:
         return (
-            f"step {done} is done, its update is pending in {len(pending)} segments "
-            f"({pending[0]} to {pending[-1]})"
+            f"step {done} is done, its update is pending in "
+            f"{how_many(len(pending), 'segment')} ({pending[0]} to {pending[-1]})"
         )
     if done >= steps:
         return f"finished: step {done} of {steps} is done"

@@ -17,6 +17,7 @@ from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.safetensors import StreamedTensor
 from swaptrain.store.slots.slot import Slot
+from swaptrain.units import how_many
 from swaptrain.verbs.inspection.statistics import histogram, statistics
 from swaptrain.verbs.inspection.tensor_report import (
     FROZEN_SLOT,
@@ -100,7 +101,9 @@ def _chosen(run: Path, name: str, names: Sequence[str]) -> list[str]:
         said += ", and the directory of that name is no run"
     inside = [one for one in names if name in one]
     if inside:
-        raise ConfigError(f"{said}; it is part of {len(inside)} names: ask for '*{name}*'")
+        raise ConfigError(
+            f"{said}; it is part of {how_many(len(inside), 'name')}: ask for '*{name}*'"
+        )
     near = get_close_matches(name.strip("*"), names, n=_NEAREST, cutoff=0.0)
     raise ConfigError(f"{said}; the nearest are {', '.join(near) or 'none'}, '*' shows all")
 

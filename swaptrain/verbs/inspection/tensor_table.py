@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from swaptrain.units import how_many
 from swaptrain.verbs.inspection.statistics import Histogram, Statistics
 from swaptrain.verbs.inspection.tensor_report import (
     FROZEN_SLOT,
@@ -78,7 +79,9 @@ def show_several(found: NamedTensors) -> None:
         table.add_row(Text(tensor.name), shape_text(tensor.shape), tensor.kind, *cells)
     console = open_console()
     console.print(table, highlight=False)
-    console.print(Text(f"{len(found.tensors)} tensors of {found.run}, step {found.step}"))
+    console.print(
+        Text(f"{how_many(len(found.tensors), 'tensor')} of {found.run}, step {found.step}")
+    )
 
 
 def plain_table(names: Sequence[str], *, left: Sequence[str], fold: str = "") -> Table:
@@ -103,8 +106,8 @@ def figure(value: float | None) -> str:
 def _summary(found: NamedTensors, tensor: TensorReport) -> Iterator[tuple[str, str]]:
     yield "tensor", tensor.name
     yield "of", f"{found.run}, step {found.step}"
-    count = tensor.parts[0].found.count
-    yield "shape", f"[{', '.join(map(str, tensor.shape))}]: {count:,} elements of {tensor.dtype}"
+    count = how_many(tensor.parts[0].found.count, "element")
+    yield "shape", f"[{', '.join(map(str, tensor.shape))}]: {count} of {tensor.dtype}"
     where = "" if tensor.segment is None else f", segment {tensor.segment} ({tensor.unit})"
     yield "kind", f"{tensor.kind}{where}"
     for number, place in enumerate(tensor.places):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config.schema import Config
-from swaptrain.units import format_count, format_duration, format_size, format_wear
+from swaptrain.units import format_count, format_duration, format_size, format_wear, how_many
 from swaptrain.verbs.plans.questions import COMMON_DRIVE_BYTES
 from swaptrain.verbs.plans.report import PlanReport, Segment
 
@@ -92,7 +92,7 @@ def figures(
         "model",
         (
             f"{report.description}: {format_count(report.parameters)} parameters, "
-            f"{size(state_bytes)} of state, {len(report.segments)} segments"
+            f"{size(state_bytes)} of state, {how_many(len(report.segments), 'segment')}"
             + (" (as recorded in the run)" if report.resumes else "")
         ),
     )
@@ -203,7 +203,7 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
             (
                 f"{format_duration(report.step_s)}: {format_duration(report.compute_s)} of "
                 f"computing, {format_duration(report.io_s)} of disk; {report.saves} of "
-                f"{len(report.segments)} segments save what the others recompute"
+                f"{how_many(len(report.segments), 'segment')} save what the others recompute"
             ),
         )
         if report.steps_left:
@@ -211,8 +211,8 @@ def _speed(report: PlanReport, config: Config) -> Iterator[tuple[str, str]]:
             end = datetime.now() + timedelta(seconds=min(left_s, _LONGEST_S))
             yield (
                 "the run takes",
-                f"{format_duration(left_s)} for {report.steps_left:,} steps to come: begun now it "
-                f"ends on {end:%Y-%m-%d %H:%M}",
+                f"{format_duration(left_s)} for {how_many(report.steps_left, 'step')} to come: "
+                f"begun now it ends on {end:%Y-%m-%d %H:%M}",
             )
         if report.bound is not None:
             yield "bound by", report.bound

@@ -94,7 +94,7 @@ def test_what_swaptrain_writes_is_read() -> None:
         ("losses.0", 10**400, "as losses.0"),
         ("norms.w", -0.5, "has -0.5 as norms.w"),
         ("table.0.offset", 2**48 + 1, "as table.0.offset"),
-        ("table.0.stride", [4], "w has 2 sizes and 1 strides"),
+        ("table.0.stride", [4], "w has 2 sizes and 1 stride"),
         ("table.0.array", "exp_avg", "w lies in an array that has no checksums"),
         ("later", 1, "unknown key later"),
     ],
