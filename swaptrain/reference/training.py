@@ -162,7 +162,7 @@ def train_reference(
     state_left = {
         f"{name}.{key}": value
         for stepper, *_ in steppers
-        for name, weight in masters.named.items()
+        for name, weight in masters.trainable.items()
         for key, value in stepper.state.get(weight, {}).items()
         if value.shape == weight.shape
     }
