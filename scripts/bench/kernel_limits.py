@@ -37,13 +37,16 @@ def run_limited(
 
 
 def run_throttled(
-    command: Sequence[str], bytes_per_s: int, directory: Path, environment: Mapping[str, str]
+    command: Sequence[str],
+    bytes_per_s: int,
+    directories: Sequence[Path],
+    environment: Mapping[str, str],
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command for which the disk of `directory` reads and writes so many bytes a second each.
+    """Run a command for which the disk of each directory reads so many bytes a second, and writes.
 
     Raises OSError where a cgroup cannot be made or the disk cannot be throttled.
     """
-    with _slow_group(bytes_per_s, directory) as group:
+    with _slow_group(bytes_per_s, directories) as group:
         return _run_in(group, command, environment)
 
 
@@ -70,16 +73,16 @@ def _group(limit_bytes: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _slow_group(bytes_per_s: int, directory: Path) -> Iterator[Path]:
-    number = directory.stat().st_dev
-    disk = f"{os.major(number)}:{os.minor(number)}"
+def _slow_group(bytes_per_s: int, directories: Sequence[Path]) -> Iterator[Path]:
     with _new_group("blkio") as (group, first):
-        if first:
-            for way in ("read", "write"):
-                limit = f"{disk} {bytes_per_s}"
-                (group / f"blkio.throttle.{way}_bps_device").write_text(limit)
-        else:
-            (group / "io.max").write_text(f"{disk} rbps={bytes_per_s} wbps={bytes_per_s}")
+        for number in {directory.stat().st_dev for directory in directories}:
+            disk = f"{os.major(number)}:{os.minor(number)}"
+            if first:
+                for way in ("read", "write"):
+                    limit = f"{disk} {bytes_per_s}"
+                    (group / f"blkio.throttle.{way}_bps_device").write_text(limit)
+            else:
+                (group / "io.max").write_text(f"{disk} rbps={bytes_per_s} wbps={bytes_per_s}")
         yield group
 
 

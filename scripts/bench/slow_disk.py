@@ -52,7 +52,7 @@ def run_once(
     if megabytes_per_s is None:
         done = run_limited(command, None, environment)
     else:
-        done = run_throttled(command, megabytes_per_s * 10**6, work, environment)
+        done = run_throttled(command, megabytes_per_s * 10**6, [work], environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()

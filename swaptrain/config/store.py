@@ -75,8 +75,8 @@ class StoreConfig(Section):
     """Where the training state lies on disk, and how often it becomes durable."""
 
     paths: Folders | None = None
-    """Directories on one or several disks, which take the slots in turn; the directory that one is
-    in has to exist. null: `run.dir`."""
+    """Directories on one or several disks, which share the slots by their bytes; the directory that
+    one is in has to exist. null: `run.dir`."""
     chunk: Size | None = None
     """Largest chunk file: a multiple of 4096 bytes from 8KiB to 1GiB. An update goes through what
     only it reads by chunks, a sixteenth of a segment or more at a time: smaller ones need less

@@ -19,6 +19,7 @@ from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import free_bytes
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.keeping import Keeping
+from swaptrain.store.slots.slot_disks import SlotSpread
 from swaptrain.store.slots.snapshot_links import snapshot_paths
 from swaptrain.units import format_size
 
@@ -60,20 +61,19 @@ def disk_needs(
 ) -> list[DiskNeed]:
     """Return what the run takes in `run.dir` (first) and in each of `store.paths`.
 
-    Slots go to the paths in turn, in the order of their creation.
+    Slots go to the paths as `SlotSpread` says, in the order of their creation.
     """
     trees, snapshots = config.store.commit.is_whole, snapshot_count(config)
     run_dir = config.run.dir
     paths = list(config.store.paths or (run_dir,))
     slots, kept = dict.fromkeys([run_dir, *paths], 0), dict.fromkeys([run_dir, *paths], 0)
-    number = 0
+    spread = SlotSpread(paths)
     for members, count in slot_counts(plan.layouts, trees=trees, snapshots=snapshots):
         nbytes = plan.layouts.state[members[0]].nbytes
         for index in range(count):
-            path = paths[number % len(paths)]
+            path = spread.next_disk(index, nbytes)
             slots[path] += nbytes
             kept[path] += nbytes if index < snapshots * len(members) else 0
-            number += 1
     other = {run_dir: (other_bytes(plan, backing), data_bytes)}
     return [DiskNeed(path, slots[path], kept[path], *other.get(path, (0, 0))) for path in slots]
 

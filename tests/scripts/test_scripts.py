@@ -200,6 +200,32 @@ def test_a_process_over_its_memory_limit_is_killed(monkeypatch: pytest.MonkeyPat
     assert limits.run_limited(wants, 400 << 20, {}).returncode == 0
 
 
+def test_disks_of_files_go_with_whoever_made_them(tmp_path: Path) -> None:
+    """Mounts, devices and room, also when that one is killed."""
+    code = (
+        "import os, sys; from pathlib import Path; from disks import new_disk\n"
+        f"with new_disk(Path({str(tmp_path)!r}), 0, 64 << 20) as at:\n"
+        "    (at / 'file').write_bytes(bytes(1 << 20))\n"
+        "    print(os.stat(at).st_dev != os.stat(at.parent).st_dev, flush=True)\n"
+        "    os.kill(os.getpid(), 9) if sys.argv[1] == 'killed' else None\n"
+    )
+    path = os.pathsep.join(map(str, (ROOT / "scripts" / "bench", ROOT)))
+    for end, returncode in (("whole", 0), ("killed", -9)):
+        done = subprocess.run(
+            ["unshare", "--mount", sys.executable, "-c", code, end],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not done.stdout and ("losetup" in done.stderr or "unshare" in done.stderr):
+            pytest.skip(f"no disk of a file can be made here: {done.stderr}")
+        assert (done.returncode, done.stdout) == (returncode, "True\n"), done.stderr
+        assert not [*tmp_path.glob("*.image")] and not [*(tmp_path / "disk-0").iterdir()]
+        assert str(tmp_path) not in subprocess.check_output(["losetup", "--list"], text=True)
+        (tmp_path / "disk-0").rmdir()
+
+
 def test_rounds_of_a_comparison_become_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run's last step, the only one that commits, counts by its share of the steps."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))

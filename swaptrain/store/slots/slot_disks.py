@@ -21,11 +21,45 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.paths import RunPaths
 
-__all__ = ["SlotDisks", "delete_slots", "run_token"]
+__all__ = ["SlotDisks", "SlotSpread", "delete_slots", "run_token"]
+
+
+class SlotSpread:
+    """Which of several disks takes a slot, by the slots that were placed before it.
+
+    A class of one segment has two slots, which its commits write in turn, as those of other such
+    classes do in the same steps. So slots of one number are spread by their bytes: if all slots
+    were taken in turn, each step would write its large ones, those of an embedding and of a head,
+    to one disk and the next step to another.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._placed: dict[Path, dict[int, int]] = {}
+        """Bytes by disk and number."""
+
+    def next_disk(self, number: int, size_bytes: int) -> Path:
+        """Return the disk with the least of the slots of this number; of equal ones of all slots.
+
+        The slot counts as placed there.
+        """
+
+        def taken(disk: Path) -> tuple[int, int]:
+            own = self._placed.get(disk, {})
+            return own.get(number, 0), sum(own.values())
+
+        disk = min(self._paths, key=taken)
+        self.add(disk, number, size_bytes)
+        return disk
+
+    def add(self, disk: Path, number: int, size_bytes: int) -> None:
+        """Count a slot that lies on a disk."""
+        own = self._placed.setdefault(disk, {})
+        own[number] = own.get(number, 0) + size_bytes
 
 
 class SlotDisks:
-    """Places slots on the disks of `paths` in turn; without any they lie in `RUN/slots`.
+    """Spreads slots over the disks of `paths`; without any they lie in `RUN/slots`.
 
     On such a disk they lie in `PATH/swaptrain-slots/RUN`, to which `RUN/slots/ID` is a link.
     """
@@ -34,6 +68,7 @@ class SlotDisks:
         self.run_dir = run_dir
         self._slots = RunPaths(run_dir).slots
         self.paths = tuple(path.absolute() for path in paths)
+        self._spread = SlotSpread(self.paths)
 
     def flush(self) -> None:
         """Make all that was written to the slots durable."""
@@ -48,11 +83,17 @@ class SlotDisks:
             if link.is_symlink():
                 self._check_link(link)
 
-    def place(self, path: Path) -> None:
-        """Make sure that `path` exists: a directory, or a link to one on the next disk in turn."""
+    def place(self, path: Path, size_bytes: int) -> None:
+        """Make sure that `path` exists: a directory, or a link to one on the disk of `SlotSpread`.
+
+        Called for every slot of a run in the order of their creation.
+        """
+        number = int(path.name.rpartition("-")[2])
+        if path.is_symlink() and path.is_dir():
+            self._spread.add(Path(os.readlink(path)).parents[2], number, size_bytes)
         if path.is_dir() or not self.paths:
             return
-        disk = self.paths[sum(1 for _ in path.parent.iterdir()) % len(self.paths)]
+        disk = self._spread.next_disk(number, size_bytes)
         target = disk / POOL / run_token(self.run_dir) / path.name
         make_directory(target)
         with disk_errors(path, "make the link"):

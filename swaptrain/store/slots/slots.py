@@ -80,7 +80,7 @@ class Slots:
         )
         slots = [Slot(folder / name) for name in sorted([*used, *free])]
         for slot in slots:
-            self._disks.place(slot.path)
+            self._disks.place(slot.path, layout.nbytes)
             if slot.id not in kept:
                 slot.create(layout, record_bytes, flush=False)
         self._disks.flush()
