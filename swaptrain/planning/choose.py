@@ -8,7 +8,7 @@ from dataclasses import replace
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
 from swaptrain.planning.planner import Plan
-from swaptrain.planning.step_cost import price
+from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds, price
 
 __all__ = ["choose_plan", "choose_saves", "with_saves"]
 
@@ -31,22 +31,30 @@ TENSOR_BYTES = 2560
 seen in a Llama and in a GRU of 512 steps."""
 
 
-def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:
+def choose_plan(
+    plan: Plan,
+    config: Config,
+    machine: Machine | None,
+    *,
+    disk_bytes: int,
+    seconds: PlanSeconds = instruction_seconds,
+) -> Plan:
     """Return the plan with what makes its steps shortest: what segments save, `store.commit.lag`.
 
     `disk_bytes` is what may be reserved for what is saved and memory does not hold. Where
     `store.commit.lag` is null, two segments' backwards may be repeated where that is worth it: not
-    where nothing is known of the machine, nor where a rehearsal takes minutes.
+    where nothing is known of the machine, nor where a rehearsal takes minutes. `seconds` gives what
+    a plan's instructions compute for.
     """
 
     def best(lag: int) -> Plan:
         again = replace(plan, lag=lag)
-        return choose_saves(again, config, machine, disk_bytes=disk_bytes)
+        return choose_saves(again, config, machine, disk_bytes=disk_bytes, seconds=seconds)
 
     def step_s(chosen: Plan) -> float:
-        seconds = price(chosen, config, machine).step_s
-        assert seconds is not None, "the machine is known, and the program short enough"
-        return seconds
+        priced_s = price(chosen, config, machine, seconds=seconds(chosen)).step_s
+        assert priced_s is not None, "the machine is known, and the program short enough"
+        return priced_s
 
     if config.store.commit.is_whole:
         return best(1)
@@ -62,7 +70,14 @@ def choose_plan(plan: Plan, config: Config, machine: Machine | None, *, disk_byt
     return lax if step_s(lax) < _WORTH_REPEATING * strict_s else strict
 
 
-def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_bytes: int) -> Plan:
+def choose_saves(
+    plan: Plan,
+    config: Config,
+    machine: Machine | None,
+    *,
+    disk_bytes: int,
+    seconds: PlanSeconds = instruction_seconds,
+) -> Plan:
     """Return the plan in which those segments save what autograd needs that make a step shortest.
 
     The segments that the step turns round at come first: what they save is needed soonest. Of
@@ -83,7 +98,8 @@ def choose_saves(plan: Plan, config: Config, machine: Machine | None, *, disk_by
 
     def cost(count: int) -> tuple[float, float]:
         if count not in costs:
-            priced = price(with_saves(plan, candidates[:count]), config, machine)
+            saving = with_saves(plan, candidates[:count])
+            priced = price(saving, config, machine, seconds=seconds(saving))
             assert priced.traffic is not None, "short enough"
             moved = float(priced.traffic.total_bytes)
             step_s = priced.step_s

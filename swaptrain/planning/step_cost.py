@@ -14,7 +14,11 @@ from swaptrain.program.durability import CommitUnit, Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.residency import Traffic
 
-__all__ = ["Price", "instruction_seconds", "moved_bytes", "price", "usual_durability"]
+__all__ = ["PlanSeconds", "Price", "instruction_seconds", "moved_bytes", "price"]
+__all__ += ["usual_durability"]
+
+PlanSeconds = Callable[[Plan], Callable[[Instruction], float]]
+"""Gives for a plan what its instructions compute for."""
 
 _LONGEST_REHEARSED = 10_000
 """Instructions; each one looks at all that is held, and ahead at all that comes."""

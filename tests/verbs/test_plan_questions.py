@@ -23,7 +23,7 @@ from swaptrain.verbs.plans.bound import bound, bounding
 from swaptrain.verbs.plans.layers_table import hints_of, layers_of
 from swaptrain.verbs.plans.planned import Planned, planned
 from swaptrain.verbs.plans.suggest import suggest
-from swaptrain.verbs.plans.what_if import parse_machine, what_if
+from swaptrain.verbs.plans.what_if import parse_machine, seconds_on, what_if
 from tests.support.runs import config_of
 from tests.verbs.test_plan import LLAMA, TEXT
 
@@ -213,3 +213,12 @@ def test_another_machine_is_rehearsed(found: Planned, tmp_path: Path) -> None:
     assert small.io_s is not None and large.io_s < small.io_s
     with pytest.raises(BudgetError, match="this cut needs"):
         what_if(found, parse_machine("ram 1GiB"))
+
+
+def test_another_machine_chooses_which_segments_save(found: Planned) -> None:
+    """A slow processor with a fast disk reads what this one computes again."""
+    assert not found.made.builder.saves
+    slow = parse_machine("disk 10000GB/s; 1 GFLOPS")
+    seconds = seconds_on(found, slow)(found.made)
+    again_s = sum(seconds(instruction) for instruction in found.made.step)
+    assert what_if(found, slow).compute_s < 0.9 * again_s

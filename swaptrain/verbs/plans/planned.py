@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swaptrain.config.resume_rules import check_resume
@@ -45,6 +45,10 @@ class Planned:
     root: RootRecord | None
     """Record of the run that exists; None where one would begin."""
     made: Plan
+    unchosen: Plan
+    """`made` before it was chosen which segments save, for whoever chooses for another machine."""
+    scratch_bytes: int
+    """What may be reserved of the disk for what they save."""
     price: Price
     machine: Machine | None
     """What was measured of the run's disk and device; None where nothing was."""
@@ -177,4 +181,7 @@ def _priced(
         chosen = forecast(made, config, prepared.device, timed, disk_bytes=scratch)
         needs = disk_needs(config, chosen.plan, backing, data_bytes=estimated_data_bytes(config))
     cost = chosen.price if timed is found else price(chosen.plan, config, found)
-    return Planned(config, prepared, root, chosen.plan, cost, found, tuple(needs), idle)
+    unchosen = replace(made, tier_s=chosen.plan.tier_s)
+    return Planned(
+        config, prepared, root, chosen.plan, unchosen, scratch, cost, found, tuple(needs), idle
+    )

@@ -12,8 +12,9 @@ from rich.table import Table
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.machine.speeds import Machine
+from swaptrain.planning.choose import choose_plan
 from swaptrain.planning.planner import Plan
-from swaptrain.planning.step_cost import instruction_seconds, price
+from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds, price
 from swaptrain.program.cost import Disk, IOWork
 from swaptrain.program.instructions import Instruction, Kind, Operation
 from swaptrain.units import GIB, format_duration, format_size, parse_size
@@ -147,20 +148,22 @@ def _wrong(part: str) -> ConfigError:
 def what_if(found: Planned, machine: OtherMachine) -> WhatIf:
     """Return what a step would take on `machine`, with the cut that was made here.
 
+    Which segments save is chosen for that machine: a fast processor computes again what a slow one
+    reads. Its disk has as much room as this one.
+
     Computing: with `flops_per_s` the matrix products of each instruction at that speed, and on a
     device (`link_bytes_per_s`) not less than what the instruction's objects take on the link, an
     update included; without a device updates and what was measured beside matrix products stay.
     Raises BudgetError where `ram_bytes` are too few, ConfigError where nothing is known of a disk.
     """
-    config, made = found.config, found.made
-    other = speeds_of(found, machine)
-    there, host_bytes = with_ram(made, config, machine)
-    seconds = seconds_on(found, machine)(made)
-    cost = price(there, config, other, seconds=seconds)
+    config, other, seconds = found.config, speeds_of(found, machine), seconds_on(found, machine)
+    fitted, host_bytes = with_ram(found.unchosen, config, machine)
+    there = choose_plan(fitted, config, other, disk_bytes=found.scratch_bytes, seconds=seconds)
+    cost = price(there, config, other, seconds=seconds(there))
     if cost.step_s is None or cost.traffic is None:
         raise ConfigError("--what-if: a step of this config has too many instructions to rehearse")
     io_s = other.disk.seconds(cost.traffic.read_bytes, cost.traffic.write_bytes)
-    work_s = cost.compute_s + made.tier_s * len(made.step)
+    work_s = cost.compute_s + there.tier_s * len(there.step)
     return WhatIf(
         machine=machine,
         host_bytes=host_bytes,
@@ -243,9 +246,7 @@ def print_what_ifs(found: Planned, others: list[WhatIf], console: Console) -> No
     console.print(table, markup=False, highlight=False)
 
 
-def seconds_on(
-    found: Planned, machine: OtherMachine
-) -> Callable[[Plan], Callable[[Instruction], float]]:
+def seconds_on(found: Planned, machine: OtherMachine) -> PlanSeconds:
     """Return what gives, for a plan of the model, what an instruction's computing would take."""
     flops_per_s = machine.flops_per_s
     if flops_per_s is None:
