@@ -17,12 +17,13 @@ from swaptrain.planning.cuts import Cut, Cutter
 from swaptrain.planning.dry_run import kind_of
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.prepare import Prepared
-from swaptrain.planning.step_cost import instruction_seconds, moved_bytes, price
+from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds, moved_bytes, price
 from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.program.ranks import STAGING_BYTES, Ranks
 from swaptrain.program.residency import Traffic
 
-__all__ = ["RankCost", "StepOfRanks", "plans_of_ranks", "price_ranks", "step_committed"]
+__all__ = ["RankCost", "StepOfRanks", "choose_together", "plans_of_ranks", "price_ranks"]
+__all__ += ["step_committed"]
 
 Seconds = Callable[[Instruction], float]
 
@@ -78,23 +79,18 @@ def plans_of_ranks(
     config: Config,
     prepared: Prepared,
     count: int,
-    machine: Machine | None,
-    *,
-    disk_bytes: int,
 ) -> list[Plan]:
-    """Return the plan of each of `count` ranks, cut as rank 0 would cut at a start.
+    """Return the plan of each of `count` ranks, cut as rank 0 would cut at a start, without saves.
 
     `alone` is the plan of one process, without saves: with the same cut its measurements hold.
-    `disk_bytes` may be reserved for what segments save. Raises ConfigError for a model of which
-    several ranks cannot compute parts, and BudgetError.
+    Raises ConfigError for a model of which several ranks cannot compute parts, and BudgetError.
     """
     check_whole(prepared.built.uncut, Ranks(0, count))
     zeroth = _zeroth(alone, config, prepared, count)
     check_divisible(zeroth.layouts.state_arrays, Ranks(0, count))
     fixed = FixedCut(tuple(zeroth.cuts), zeroth.layouts.chunk_bytes, zeroth.experts)
     zeroth = replace(zeroth, tier_s=alone.tier_s, load_s=alone.load_s)
-    chosen = choose_plan(zeroth, config, machine, disk_bytes=disk_bytes)
-    plans = [chosen]
+    plans = []
     for rank in range(1, count):
         ranks = Ranks(rank, count)
         found = _cut(config, prepared, ranks, fixed)
@@ -105,10 +101,29 @@ def plans_of_ranks(
             decoding_s = {**measured.decoding_s, **zeroth.measured.decoding_s}
             merged = replace(zeroth.measured, seconds=seconds, decoding_s=decoding_s)
             zeroth, plan = replace(zeroth, measured=merged), replace(plan, measured=merged)
+        plans.append(plan)
+    return [zeroth, *plans]
+
+
+def choose_together(
+    plans: Sequence[Plan],
+    config: Config,
+    machine: Machine | None,
+    *,
+    disk_bytes: int,
+    seconds: PlanSeconds = instruction_seconds,
+) -> list[Plan]:
+    """Return the plans with the saves that rank 0 would choose at a start, where they fit.
+
+    `disk_bytes` may be reserved for them; `seconds` gives what a plan's instructions compute for.
+    """
+    chosen = choose_plan(plans[0], config, machine, disk_bytes=disk_bytes, seconds=seconds)
+    together = [chosen]
+    for plan in plans[1:]:
         saving = with_saves(plan, sorted(chosen.builder.saves))
         fits = saving.peaks.instruction_bytes <= saving.pool_bytes
-        plans.append(saving if fits else plan)
-    return plans
+        together.append(saving if fits else plan)
+    return together
 
 
 def price_ranks(
@@ -117,7 +132,7 @@ def price_ranks(
     machine: Machine | None,
     link_bytes_per_s: float,
     *,
-    seconds: Callable[[Plan], Seconds] = instruction_seconds,
+    seconds: PlanSeconds = instruction_seconds,
 ) -> StepOfRanks:
     """Return what a step takes of all ranks together, each on a machine of its own.
 

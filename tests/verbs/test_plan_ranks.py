@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_a_link_that_is_not_understood_is_refused(text: str) -> None:
 
 def test_what_is_printed(found: Planned, two: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     """The link that is assumed, a row each, and whether a second machine pays."""
-    monkeypatch.setattr(ranks_module, "rank_plans", lambda *_: two)
+    monkeypatch.setattr(ranks_module, "_unchosen", lambda *_: two)
     tables = rank_tables(found, [2], [], lambda _: None)
     to = io.StringIO()
     print_ranks(found, tables, Console(file=to, width=110))
@@ -217,3 +218,21 @@ def test_a_run_that_exists_is_not_divided(found: Planned, monkeypatch: pytest.Mo
     existing = Planned(**{**vars(found), "root": object.__new__(RootRecord)})
     with pytest.raises(ConfigError, match="holds a run of one process"):
         rank_tables(existing, [2], [], lambda _: None)
+
+
+def test_ranks_on_another_machine_choose_which_segments_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow processor with a fast disk reads what it would compute again."""
+    priced: list[Sequence[Plan]] = []
+
+    def noted(plans: Sequence[Plan], *arguments: Any, **named: Any) -> Any:
+        priced.append(plans)
+        return price_ranks(plans, *arguments, **named)
+
+    monkeypatch.setattr(ranks_module, "price_ranks", noted)
+    slow = parse_machine("disk 10000GB/s; 1 GFLOPS; link 100GB/s")
+    found = planned(job(tmp_path, train={"recompute": None}))
+    rank_tables(found, [2], [slow], lambda _: None)
+    (plans,) = priced
+    assert all(plan.builder.saves for plan in plans)

@@ -11,15 +11,16 @@ from rich.table import Table
 from swaptrain.config.schema import Config
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
+from swaptrain.machine.speeds import Machine
 from swaptrain.planning.disk_budget import disk_needs, scratch_bytes
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.rank_costs import (
+    choose_together,
     plans_of_ranks,
     price_ranks,
     step_committed,
 )
-from swaptrain.planning.step_cost import instruction_seconds
-from swaptrain.program.instructions import Instruction
+from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds
 from swaptrain.ranks.limits import check_possible
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.units import format_count, format_duration, format_size
@@ -99,21 +100,33 @@ def rank_tables(
             f"--ranks: {found.config.run.dir} holds a run of one process, which is not divided: "
             "set run.dir to another directory"
         )
-    plans = {count: rank_plans(found, count, note) for count in sorted(set(counts)) if count > 1}
+    plans = {count: _unchosen(found, count, note) for count in sorted(set(counts)) if count > 1}
     return [_table(found, plans, machine) for machine in machines or (None,)]
 
 
 def rank_plans(found: Planned, count: int, note: Callable[[str], None]) -> list[Plan]:
     """Return the plans of so many ranks, with what memory and disk let their segments save."""
+    return _chosen(found, _unchosen(found, count, note), found.machine, instruction_seconds)
+
+
+def _unchosen(found: Planned, count: int, note: Callable[[str], None]) -> list[Plan]:
+    """Return the plans of so many ranks before it is chosen which segments save."""
     note(f"rehearsing {count} ranks")
-    config = step_committed(found.config)
     alone = replace(found.prepared.plan, tier_s=found.made.tier_s, load_s=found.made.load_s)
-    free = scratch_bytes(list(found.needs), config.run.dir)
     try:
-        return plans_of_ranks(alone, config, found.prepared, count, found.machine, disk_bytes=free)
+        return plans_of_ranks(alone, step_committed(found.config), found.prepared, count)
     except ConfigError as error:
         error.is_echo = False  # said once, by the only process there is
         raise
+
+
+def _chosen(
+    found: Planned, plans: Sequence[Plan], machine: Machine | None, seconds: PlanSeconds
+) -> list[Plan]:
+    """Return the plans with the saves that make a step on a machine shortest."""
+    config = step_committed(found.config)
+    free = scratch_bytes(list(found.needs), config.run.dir)
+    return choose_together(plans, config, machine, disk_bytes=free, seconds=seconds)
 
 
 def _table(
@@ -164,11 +177,12 @@ def _row(
 ) -> RanksRow:
     config = step_committed(found.config)
     host_bytes, speeds, there = config.memory.host, found.machine, list(plans)
-    seconds: Callable[[Plan], Callable[[Instruction], float]] = instruction_seconds
+    seconds: PlanSeconds = instruction_seconds
     if machine is not None and not machine.is_this_one:
         speeds, seconds = speeds_of(found, machine), seconds_on(found, machine)
         fitted = [with_ram(plan, config, machine) for plan in plans]
         there, host_bytes = [plan for plan, _ in fitted], fitted[0][1]
+    there = _chosen(found, there, speeds, seconds)
     step = price_ranks(there, config, speeds, link_bytes_per_s, seconds=seconds)
     traffics = [cost.traffic for cost in step.ranks if cost.traffic is not None]
     per_s = None if step.step_s is None else found.tokens / step.step_s
@@ -178,7 +192,7 @@ def _row(
     return RanksRow(
         ranks=count,
         micro_batches=plans[0].builder.micro_batches,
-        disk_bytes=max(_disk_bytes(found, config, plan) for plan in plans),
+        disk_bytes=max(_disk_bytes(found, config, plan) for plan in there),
         memory_bytes=found.made.base_bytes + host_bytes,
         read_bytes=max((t.read_bytes for t in traffics), default=None),
         write_bytes=max((t.write_bytes for t in traffics), default=None),
