@@ -241,5 +241,5 @@ def test_data_that_shrinks_while_a_start_looks_at_it_is_refused(
         monkeypatch.setattr(Items, "__len__", lambda self: 2 if self.first else 40)
 
     monkeypatch.setattr(Prepared, "__init__", shrinks)
-    with pytest.raises(ConfigError, match="batches now"):
+    with pytest.raises(ConfigError, match="has 1 batch now"):
         trained(job(tmp_path / "run", "Base"))
