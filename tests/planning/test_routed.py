@@ -60,7 +60,8 @@ def test_the_router_of_a_dry_run_chooses_many_experts(
 ) -> None:
     """Of zeros it would choose the same two for each token, and the memory of six is not seen."""
     for name in CAPACITIES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is as it was behind the test
+        monkeypatch.delenv(name)
     prepared(tmp_path / "dense", {"python": "tests.support.models:gpt"}, "tokens")
     assert not any(name in os.environ for name in CAPACITIES)
     mixture = {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}

@@ -33,7 +33,7 @@ from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord, read_root
 from swaptrain.store.paths import RunPaths
 
-__all__ = ["Planned", "other_budgets", "planned"]
+__all__ = ["Planned", "needs_of", "other_budgets", "planned"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ class Planned:
     def disk_bytes(self) -> int:
         """What it reserves on all disks."""
         return sum(need.total_bytes for need in self.needs)
+
+    def disk_bytes_of(self, plan: Plan, config: Config) -> int:
+        """Return what another plan of this run would reserve."""
+        data_bytes = sum(need.data_bytes for need in self.needs)
+        return sum(need.total_bytes for need in needs_of(plan, config, data_bytes))
 
     @property
     def steps_left(self) -> int:
@@ -162,24 +167,29 @@ def other_budgets(before: Planned, config: Config) -> Planned:
     return _priced(config, prepared, None, planner.plan(), None)
 
 
+def needs_of(plan: Plan, config: Config, data_bytes: int) -> list[DiskNeed]:
+    """Return what a run by a plan reserves on each disk, beside `data_bytes` of tokens."""
+    with DirectIO(1) as io:
+        backing = DiskBacking(
+            config.run.dir,
+            plan.layouts,
+            io,
+            micro_batches=plan.builder.micro_batches,
+            deferred=plan.builder.deferred,
+        )
+        return disk_needs(config, plan, backing, data_bytes=data_bytes)
+
+
 def _priced(
     config: Config, prepared: Prepared, root: RootRecord | None, made: Plan, idle: str | None
 ) -> Planned:
     run_dir = config.run.dir
     found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
-    with DirectIO(1) as io:
-        backing = DiskBacking(
-            run_dir,
-            made.layouts,
-            io,
-            micro_batches=config.data.micro_batches,
-            deferred=made.builder.deferred,
-        )
-        needs = disk_needs(config, made, backing, data_bytes=estimated_data_bytes(config))
-        scratch = scratch_bytes(needs, run_dir)
-        timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
-        chosen = forecast(made, config, prepared.device, timed, disk_bytes=scratch)
-        needs = disk_needs(config, chosen.plan, backing, data_bytes=estimated_data_bytes(config))
+    data_bytes = estimated_data_bytes(config)
+    scratch = scratch_bytes(needs_of(made, config, data_bytes), run_dir)
+    timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
+    chosen = forecast(made, config, prepared.device, timed, disk_bytes=scratch)
+    needs = needs_of(chosen.plan, config, data_bytes)
     cost = chosen.price if timed is found else price(chosen.plan, config, found)
     unchosen = replace(made, tier_s=chosen.plan.tier_s)
     return Planned(

@@ -9,10 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config.schema import Config
-from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
 from swaptrain.machine.speeds import Machine
-from swaptrain.planning.disk_budget import disk_needs, scratch_bytes
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.rank_costs import (
     choose_together,
@@ -22,7 +20,6 @@ from swaptrain.planning.rank_costs import (
 )
 from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds
 from swaptrain.ranks.limits import check_possible
-from swaptrain.store.disk.direct import DirectIO
 from swaptrain.units import format_count, format_duration, format_size
 from swaptrain.verbs.plans.planned import Planned
 from swaptrain.verbs.plans.what_if import OtherMachine, seconds_on, speeds_of, what_if, with_ram
@@ -124,9 +121,8 @@ def _chosen(
     found: Planned, plans: Sequence[Plan], machine: Machine | None, seconds: PlanSeconds
 ) -> list[Plan]:
     """Return the plans with the saves that make a step on a machine shortest."""
-    config = step_committed(found.config)
-    free = scratch_bytes(list(found.needs), config.run.dir)
-    return choose_together(plans, config, machine, disk_bytes=free, seconds=seconds)
+    config, free_bytes = step_committed(found.config), found.scratch_bytes
+    return choose_together(plans, config, machine, disk_bytes=free_bytes, seconds=seconds)
 
 
 def _table(
@@ -145,16 +141,16 @@ def _alone(found: Planned, machine: OtherMachine | None) -> RanksRow:
     """Return the row of one process, as the config has it."""
     config, step_s, io_s, work_s = found.config, found.price.step_s, found.io_s, found.work_s
     host_bytes, made = config.memory.host, found.made
-    read_bytes, write_bytes = found.read_bytes, found.write_bytes
+    read_bytes, write_bytes, disk_bytes = found.read_bytes, found.write_bytes, found.disk_bytes
     if machine is not None and not machine.is_this_one:
         other = what_if(found, machine)
         step_s, io_s, work_s = other.step_s, other.io_s, other.compute_s
-        host_bytes = other.host_bytes
+        host_bytes, disk_bytes = other.host_bytes, other.disk_bytes
         read_bytes, write_bytes = other.read_bytes, other.write_bytes
     return RanksRow(
         ranks=1,
         micro_batches=config.data.micro_batches,
-        disk_bytes=found.disk_bytes,
+        disk_bytes=disk_bytes,
         memory_bytes=made.base_bytes + host_bytes,
         read_bytes=read_bytes,
         write_bytes=write_bytes,
@@ -192,7 +188,7 @@ def _row(
     return RanksRow(
         ranks=count,
         micro_batches=plans[0].builder.micro_batches,
-        disk_bytes=max(_disk_bytes(found, config, plan) for plan in there),
+        disk_bytes=max(found.disk_bytes_of(plan, config) for plan in there),
         memory_bytes=found.made.base_bytes + host_bytes,
         read_bytes=max((t.read_bytes for t in traffics), default=None),
         write_bytes=max((t.write_bytes for t in traffics), default=None),
@@ -203,20 +199,6 @@ def _row(
         efficiency=efficiency,
         bound=step.bound,
     )
-
-
-def _disk_bytes(found: Planned, config: Config, plan: Plan) -> int:
-    data_bytes = sum(need.data_bytes for need in found.needs)
-    with DirectIO(1) as io:
-        backing = DiskBacking(
-            config.run.dir,
-            plan.layouts,
-            io,
-            micro_batches=plan.builder.micro_batches,
-            deferred=plan.builder.deferred,
-        )
-        needs = disk_needs(config, plan, backing, data_bytes=data_bytes)
-        return sum(need.total_bytes for need in needs)
 
 
 def print_ranks(found: Planned, tables: Sequence[RanksTable], console: Console) -> None:

@@ -69,6 +69,8 @@ class WhatIf:
     io_s: float
     read_bytes: int
     write_bytes: int
+    disk_bytes: int
+    """Reserved on all disks."""
     bound: str
     """`disk`, `processor` or `memory`."""
     left_s: float
@@ -173,6 +175,7 @@ def what_if(found: Planned, machine: OtherMachine) -> WhatIf:
         io_s=io_s,
         read_bytes=cost.traffic.read_bytes,
         write_bytes=cost.traffic.write_bytes,
+        disk_bytes=found.disk_bytes_of(there, config),
         bound=bounding(io_s, work_s, cost.step_s),
         left_s=found.steps_left * cost.step_s,
     )
