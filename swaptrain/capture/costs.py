@@ -10,8 +10,9 @@ from torch import fx
 
 from swaptrain.capture.checks.operation import is_check
 from swaptrain.capture.cut import GraphCosts
-from swaptrain.capture.experts.operations import RANGE
 from swaptrain.capture.gradient_layout import overlaps
+from swaptrain.capture.ranges.expert_operations import RANGE
+from swaptrain.capture.ranges.lookup_operations import LOOKUP
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.tokens.divided import DividedTokens
 from swaptrain.capture.trace import Trace
@@ -60,9 +61,9 @@ def graph_costs(
 
 
 def _around_ranges(nodes: list[fx.Node]) -> Iterator[int]:
-    """Yield the gaps after each range of experts, and before the first of a stack."""
+    """Yield the gaps after each range of a parameter, and before the first one."""
     for i, node in enumerate(nodes):
-        if node.target is RANGE:
+        if node.target in (RANGE, LOOKUP):
             yield i
             if node.args[3] is None:
                 yield i - 2 if node.args[1] is nodes[i - 1] else i - 1

@@ -60,6 +60,9 @@ class MemoryConfig(Section):
     """Experts of a mixture that are stored and computed together: a layer's stacks of more are
     divided into ranges, between which segments may end. null: none is divided where a whole one
     fits the budgets, else into ranges of about the size of a segment; recorded."""
+    rows: Positive | None = None
+    """Rows of an embedding that are stored and looked up together: embeddings of more, which no
+    head is tied to, are divided into ranges, between which segments may end. null: as `experts`."""
     tokens: Positive | None = None
     """What treats each token by itself (an MLP with its norm, a head with its cross entropy) is
     computed over ranges of so many tokens, forward and backward: for long sequences, whose

@@ -10,7 +10,7 @@ import torch
 from swaptrain.capture.init.construct import Construction
 from swaptrain.models.adapter_files import AdapterFiles
 from swaptrain.models.pretrained import Block, Pretrained
-from swaptrain.program.expert_ranges import ExpertRange, range_of
+from swaptrain.program.row_ranges import RowRange, range_of
 
 __all__ = ["InitialWeights"]
 
@@ -109,12 +109,12 @@ class InitialWeights:
         made_bytes = self.construction.value_bytes(whole)
         return size_bytes + made_bytes + (0 if own is None else whole_bytes)
 
-    def _place(self, name: str) -> tuple[str, ExpertRange | None]:
+    def _place(self, name: str) -> tuple[str, RowRange | None]:
         """Return the parameter that a name is of, and the experts of it."""
         own = self._range(name)
         return (name, None) if own is None else (own.whole, own)
 
-    def _range(self, name: str) -> ExpertRange | None:
+    def _range(self, name: str) -> RowRange | None:
         """Return the range of experts that a name is of; None: a parameter has it."""
         if name in self._parameters:
             return None

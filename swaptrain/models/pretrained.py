@@ -19,7 +19,7 @@ from swaptrain.models.adapters import refuse_adapter_tensors
 from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.factory import described
 from swaptrain.models.own_names import OwnNames, listed
-from swaptrain.program.expert_ranges import ExpertRange
+from swaptrain.program.row_ranges import RowRange
 from swaptrain.units import how_many
 
 __all__ = ["Block", "Pretrained"]
@@ -133,7 +133,7 @@ class Pretrained:
         names = (name for name, _ in self.module.named_parameters())
         return {name: partial(self.value, name) for name in names if self.has(name)}
 
-    def value(self, name: str, own: ExpertRange | None = None) -> torch.Tensor:
+    def value(self, name: str, own: RowRange | None = None) -> torch.Tensor:
         """Return the value of a parameter that it `has`, a new real tensor; of `own` experts alone.
 
         Raises ConfigError where the checkpoint cannot be read, or has changed since it was opened.
@@ -147,7 +147,7 @@ class Pretrained:
         self.fill(name, result, own)
         return result
 
-    def fill(self, name: str, target: torch.Tensor, own: ExpertRange | None = None) -> None:
+    def fill(self, name: str, target: torch.Tensor, own: RowRange | None = None) -> None:
         """Copy the value of a parameter to a tensor of its shape, block by block.
 
         Bits of `value`, rounded to the target's dtype. Raises as `value` does.
@@ -156,7 +156,7 @@ class Pretrained:
             for rows, block in self.blocks(name, own):
                 target[rows] = block
 
-    def blocks(self, name: str, own: ExpertRange | None = None) -> Iterator[Block]:
+    def blocks(self, name: str, own: RowRange | None = None) -> Iterator[Block]:
         """Yield the value of a parameter a few rows at a time, as they are stored.
 
         Of `own` experts alone, whose first one is row 0. What is put together of several tensors
@@ -183,7 +183,7 @@ class Pretrained:
                 whole = self._stored(stored)
                 yield ..., whole if own is None else whole[first:end]
 
-    def block_bytes(self, name: str, own: ExpertRange | None = None) -> int:
+    def block_bytes(self, name: str, own: RowRange | None = None) -> int:
         """Return how many bytes it takes to make a block: pages of files, copies, a float32 one."""
         stored = self._stored_name(name)
         form, mapped_bytes = self._forms[stored], self._checkpoint.mapped_bytes

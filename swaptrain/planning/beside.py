@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from swaptrain.capture.uncut import Uncut
 from swaptrain.errors import ConfigError
 from swaptrain.program.ranks import ALONE, Ranks
+from swaptrain.program.row_ranges import WHOLE, RangeSizes
 from swaptrain.ranks.agreement import echoed
 from swaptrain.units import how_many
 
@@ -21,8 +22,8 @@ class FixedCut:
     cuts: tuple[int, ...]
     chunk: int
     """Largest chunk file, in bytes."""
-    experts: int | None = None
-    """Experts of a range, where stacks of experts are divided."""
+    ranges: RangeSizes = WHOLE
+    """How much a range of a parameter that is divided holds."""
 
 
 @dataclass(frozen=True)

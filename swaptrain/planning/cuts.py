@@ -17,11 +17,12 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
 from swaptrain.planning.beside import FixedCut
-from swaptrain.planning.experts import ExpertRanges
+from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.check import Peaks, check_program, check_ranks
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.ranks import ALONE, Ranks
+from swaptrain.program.row_ranges import WHOLE, RangeSizes
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.format.object_layouts import Layouts
@@ -47,8 +48,8 @@ class Cut:
 
     captured: Captured
     cuts: list[int]
-    experts: int | None
-    """Experts of a range, where stacks of experts are divided."""
+    ranges: RangeSizes
+    """How much a range of a parameter that is divided holds."""
     layouts: Layouts
     builder: StepBuilder
     peaks: Peaks
@@ -77,15 +78,15 @@ class Cutter:
         ranks: Ranks = ALONE,
     ) -> None:
         self._config, self._built, self._rules = config, built, rules
-        self._experts = ExpertRanges(config, built, rules, partial(_state_bytes, rules=rules))
+        self._divided = DividedModel(config, built, rules, partial(_state_bytes, rules=rules))
         self._ranks = ranks
         self._recorded: list[int] | None = None
-        self._recorded_experts: int | None = None
+        self._recorded_ranges = WHOLE
         self._chunk_bytes = config.store.chunk
         if choices is not None:
             self._recorded, self._chunk_bytes = list(choices.cuts), choices.chunk
-            self._recorded_experts = choices.experts
-        self._cuts: dict[tuple[int, int | None], Cut] = {}
+            self._recorded_ranges = choices.ranges
+        self._cuts: dict[tuple[int, RangeSizes], Cut] = {}
 
     @property
     def is_recorded(self) -> bool:
@@ -111,35 +112,34 @@ class Cutter:
             return 0
         return 0 if target_bytes <= _SMALLEST_TARGET_BYTES else int(target_bytes * _HOST_PER_TARGET)
 
-    def ways(self, targets: Iterable[int]) -> Iterator[tuple[int, int | None]]:
-        """Yield segment sizes with the experts of a range: None, and then as many as fit one."""
-        for way in self.least_ways(targets):
-            if way[1] is not None and not self.is_recorded and self._config.memory.experts is None:
-                yield way[0], None
-            yield way
+    def ways(self, targets: Iterable[int]) -> Iterator[tuple[int, RangeSizes]]:
+        """Yield segment sizes with those of ranges: as the config says, and then as fit one."""
+        for target_bytes, ranges in self.least_ways(targets):
+            if not self.is_recorded and ranges != self._divided.said:
+                yield target_bytes, self._divided.said
+            yield target_bytes, ranges
 
-    def least_ways(self, targets: Iterable[int]) -> Iterator[tuple[int, int | None]]:
+    def least_ways(self, targets: Iterable[int]) -> Iterator[tuple[int, RangeSizes]]:
         """Yield those of the `ways` that take least."""
         for target_bytes in targets:
             if self._recorded is not None:
-                yield target_bytes, self._recorded_experts
+                yield target_bytes, self._recorded_ranges
             else:
-                experts = self._config.memory.experts
-                yield target_bytes, experts or self._experts.fitting(target_bytes)
+                yield target_bytes, self._divided.fitting(target_bytes)
 
-    def cut(self, target_bytes: int, experts: int | None = None) -> Cut:
-        """Return the cut for segments of this size, and ranges of so many experts.
+    def cut(self, target_bytes: int, ranges: RangeSizes = WHOLE) -> Cut:
+        """Return the cut for segments of this size, and ranges of so much.
 
         Raises ConfigError for too long a step, and for ranges that cannot be.
         """
-        way = target_bytes, experts
+        way = target_bytes, ranges
         if way not in self._cuts:
             self._cuts[way] = self._new_cut(*way)
         return self._cuts[way]
 
-    def _new_cut(self, target_bytes: int, experts: int | None) -> Cut:
+    def _new_cut(self, target_bytes: int, ranges: RangeSizes) -> Cut:
         config, rules = self._config, self._rules
-        uncut, uncut_evaluations = self._experts.divided(experts)
+        uncut, uncut_evaluations = self._divided.divided(ranges)
 
         def state_bytes(parameter: ParameterSpec) -> int:
             return _state_bytes(parameter, rules)
@@ -196,7 +196,7 @@ class Cutter:
             ranks=self._ranks,
         )
         peaks = check_steps(short_steps(builder), layouts)
-        return Cut(captured, cuts, experts, layouts, builder, peaks)
+        return Cut(captured, cuts, ranges, layouts, builder, peaks)
 
     def _check_length(self, captured: Captured) -> None:
         """Raise ConfigError for a step, or an evaluation, whose program would fill the memory."""

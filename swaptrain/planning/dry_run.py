@@ -13,8 +13,8 @@ from torch import Tensor
 
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.checks.operation import unchecked
-from swaptrain.capture.experts.operations import even_bounds
-from swaptrain.capture.experts.products import has_products
+from swaptrain.capture.ranges.expert_operations import even_bounds
+from swaptrain.capture.ranges.expert_products import has_products
 from swaptrain.capture.trained_rows import all_rows
 from swaptrain.compute.known_products import KnownProducts
 from swaptrain.compute.object_tensors import copy_into, view, views

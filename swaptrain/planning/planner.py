@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.captured import Captured
-from swaptrain.capture.experts.products import has_products
+from swaptrain.capture.ranges.expert_products import has_products
 from swaptrain.capture.tokens.divided import divide_tokens
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.known_products import KnownProducts
@@ -33,6 +33,7 @@ from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.quantized import is_scales
 from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks
+from swaptrain.program.row_ranges import WHOLE, RangeSizes
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import contiguous
 from swaptrain.store.format.layout import SegmentLayout
@@ -58,8 +59,8 @@ class Plan:
 
     captured: Captured
     cuts: list[int]
-    experts: int | None
-    """Experts of a range, where stacks of experts are divided."""
+    ranges: RangeSizes
+    """How much a range of a parameter that is divided holds."""
     layouts: Layouts
     builder: StepBuilder
     operations: Operations
@@ -142,7 +143,7 @@ class Planner:
         self._ranks = ranks
         self._creates = creates
         self._cutter = Cutter(config, built, rules, choices=choices, ranks=ranks)
-        self._plans: dict[tuple[int | None, ...], Plan] = {}
+        self._plans: dict[tuple[RangeSizes, tuple[int, ...]], Plan] = {}
         self._measures = measures
         self.products = products or KnownProducts()
         self._kept: set[tuple[int, ...]] = set()
@@ -159,10 +160,10 @@ class Planner:
         host_bytes = self._config.memory.host
         targets = [t for t in self._cutter.targets() if self._cutter.meant_for(t) <= host_bytes]
         refused: BudgetError | None = None
-        for target_bytes, experts in self._cutter.ways(targets):
+        for target_bytes, ranges in self._cutter.ways(targets):
             try:
-                found = self._cutter.cut(target_bytes, experts)
-                if experts is None and found.peaks.instruction_bytes > host_bytes:
+                found = self._cutter.cut(target_bytes, ranges)
+                if ranges == WHOLE and found.peaks.instruction_bytes > host_bytes:
                     refused = None
                     continue  # what measures it takes the memory
                 plan = self._measured(found)
@@ -195,7 +196,7 @@ class Planner:
 
     def _least(self) -> tuple[str, Plan]:
         # To measure a cut takes seconds: only the one that promises most is.
-        def promised_bytes(way: tuple[int, int | None]) -> int:
+        def promised_bytes(way: tuple[int, RangeSizes]) -> int:
             return max(cutter.cut(*way).estimated_bytes, cutter.meant_for(way[0]))
 
         cutter = self._cutter
@@ -218,7 +219,7 @@ class Planner:
             )
 
     def _measured(self, found: Cut) -> Plan:
-        key = found.experts, *found.cuts
+        key = found.ranges, tuple(found.cuts)
         if key not in self._plans:
             self._plans[key] = self._measure(found)
         return self._plans[key]
@@ -290,7 +291,7 @@ class Planner:
         return Plan(
             captured=captured,
             cuts=found.cuts,
-            experts=found.experts,
+            ranges=found.ranges,
             layouts=layouts,
             builder=found.builder,
             operations=operations,

@@ -112,7 +112,7 @@ class Prepared:
         self.plan: Plan = self.planner.plan()
         if chooses:
             beside.same_cut(
-                FixedCut(tuple(self.plan.cuts), self.plan.layouts.chunk_bytes, self.plan.experts)
+                FixedCut(tuple(self.plan.cuts), self.plan.layouts.chunk_bytes, self.plan.ranges)
             )
         check_divisible(self.plan.layouts.state_arrays, beside.ranks)
         if config.train.skip_ignored and not skips_ignored(

@@ -88,7 +88,7 @@ def plans_of_ranks(
     check_whole(prepared.built.uncut, Ranks(0, count))
     zeroth = _zeroth(alone, config, prepared, count)
     check_divisible(zeroth.layouts.state_arrays, Ranks(0, count))
-    fixed = FixedCut(tuple(zeroth.cuts), zeroth.layouts.chunk_bytes, zeroth.experts)
+    fixed = FixedCut(tuple(zeroth.cuts), zeroth.layouts.chunk_bytes, zeroth.ranges)
     zeroth = replace(zeroth, tier_s=alone.tier_s, load_s=alone.load_s)
     plans = []
     for rank in range(1, count):
@@ -192,7 +192,7 @@ def _zeroth(alone: Plan, config: Config, prepared: Prepared, count: int) -> Plan
     """Return the plan that rank 0 makes, measured anew only where its cut is another one."""
     ranks = Ranks(0, count)
     found = _cut(config, prepared, ranks, None)
-    same = (found.cuts, found.experts) == (alone.cuts, alone.experts)
+    same = (found.cuts, found.ranges) == (alone.cuts, alone.ranges)
     if same and found.layouts.chunk_bytes == alone.layouts.chunk_bytes:
         plan = _with_measures(alone, found, config, ranks)
         if plan.fits:

@@ -15,7 +15,7 @@ from swaptrain.compute.update import Rules, UpdateRule
 from swaptrain.config.optimizer import OptimizerConfig, OptimizerGroup
 from swaptrain.errors import ConfigError
 from swaptrain.models.freeze import nearest
-from swaptrain.program.expert_ranges import range_of
+from swaptrain.program.row_ranges import range_of
 
 __all__ = ["update_rules"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from swaptrain.program.expert_ranges import ExpertRange
 from swaptrain.program.quantized import QuantizedAs, quantized_tensors
 from swaptrain.program.roles import Role
+from swaptrain.program.row_ranges import RowRange
 from swaptrain.program.tensors import TensorSpec
 
 __all__ = ["BufferSpec", "ModelSpec", "ParameterSpec", "SegmentSpec", "ValueSpec"]
@@ -27,8 +27,8 @@ class ParameterSpec:
 
     quantized: QuantizedAs | None = None
     """How it lies on the disk and in RAM, where it never changes; None: as it is."""
-    experts: ExpertRange | None = None
-    """Of a range of experts: of which parameter of the model, and which ones; None: it is one."""
+    rows: RowRange | None = None
+    """Of a range of rows: of which parameter of the model, and which ones; None: it is one."""
 
     @property
     def name(self) -> str:
@@ -67,11 +67,11 @@ class ParameterSpec:
     def place_of(self, first: int) -> tuple[str, int]:
         """Return whose element in the order of memory an element is, and which of its own.
 
-        Of a range of experts the parameter that it is of.
+        Of a range of rows the parameter that it is of.
         """
-        if self.experts is None:
+        if self.rows is None:
             return self.name, first
-        return self.experts.whole, self.experts.first * self.tensor.stride[0] + first
+        return self.rows.whole, self.rows.first * self.tensor.stride[0] + first
 
     @property
     def decays(self) -> bool:

@@ -87,7 +87,8 @@ def root_record(
         unit="step" if config.store.commit.is_whole else "segment",
         choices=Choices(
             cuts=tuple(plan.cuts),
-            experts=plan.experts,
+            experts=plan.ranges.experts,
+            rows=plan.ranges.rows,
             content=built.content,
             thawed=tuple(built.thawed),
             model=built.description,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swaptrain.capture.captured import Captured
-from swaptrain.capture.experts.products import has_products
+from swaptrain.capture.ranges.expert_products import has_products
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.memory.malloc import grow_heap
 from swaptrain.memory.slab import SlabPool

@@ -14,6 +14,7 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.planning.beside import Beside, FixedCut
 from swaptrain.planning.prepare import Prepared
+from swaptrain.program.row_ranges import RangeSizes
 from swaptrain.ranks.agreement import agree, code_digest, echoed
 from swaptrain.ranks.group import Group
 from swaptrain.ranks.launch import Launch
@@ -72,11 +73,10 @@ class Member:
         agree(self.group, "models", choices)
 
     def _same_cut(self, own: FixedCut | None) -> FixedCut | None:
-        said = self.group.gather(None if own is None else [list(own.cuts), own.chunk, own.experts])[
-            0
-        ]
+        ranges = None if own is None else [own.ranges.experts, own.ranges.rows]
+        said = self.group.gather(None if own is None else [list(own.cuts), own.chunk, ranges])[0]
         assert said is not None, "rank 0 chooses"
-        return FixedCut(tuple(said[0]), said[1], said[2])
+        return FixedCut(tuple(said[0]), said[1], RangeSizes(*said[2]))
 
 
 @contextmanager

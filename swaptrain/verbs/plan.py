@@ -165,7 +165,8 @@ def _report(found: Planned) -> PlanReport:
         break_even_tokens=_break_even(found),
         weighting=str(prepared.weighting) if prepared.weighting.matters else None,
         bound=bound(found),
-        experts=made.experts,
+        experts=made.ranges.experts,
+        embedding_rows=made.ranges.rows,
     )
 
 

@@ -11,9 +11,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from swaptrain.capture.experts.divide import divide, stacks_of_experts
-from swaptrain.capture.experts.operations import BOUNDS, RANGE, even_bounds
-from swaptrain.program.expert_ranges import ExpertRange, expert_ranges, range_of
+from swaptrain.capture.ranges.divide import divide, divisible_parameters
+from swaptrain.capture.ranges.expert_operations import BOUNDS, RANGE, even_bounds
+from swaptrain.program.row_ranges import RowRange, range_of, row_ranges
 from tests.capture.in_memory import captured_model, cut_everywhere, legal_gaps
 from tests.support.matrix import matrix
 from tests.support.mixtures import EXPERTS, MIXTURES
@@ -107,7 +107,7 @@ def test_what_is_measured_gives_each_expert_as_many_rows() -> None:
 
 
 def test_a_range_has_a_name_that_says_which() -> None:
-    ranges = list(expert_ranges("a.w", 8, 3))
+    ranges = list(row_ranges("a.w", 8, 3))
     assert [each.name for each in ranges] == ["a.w[0:3]", "a.w[3:6]", "a.w[6:8]"]
     assert [range_of(each.name) for each in ranges] == ranges
     assert range_of("a.w") is None
@@ -145,13 +145,15 @@ def test_a_divided_graph_stands_beside_the_one_it_comes_of(tmp_path: Path) -> No
     """Parameters in the model's order, cuts between ranges, code that ranges of a size share."""
     uncut = captured_model(mixture, batch(), tmp_path)
     nodes = len(uncut.captured.graph.nodes)
-    stacks = stacks_of_experts(uncut)
+    found = divisible_parameters(uncut)
+    assert next(iter(found)) == "model.embed_tokens.weight"
+    stacks = dict(list(found.items())[1:])
     assert list(stacks) == [
         f"model.layers.{layer}.mlp.experts.{name}"
         for layer in range(2)
         for name in ("gate_up_proj", "down_proj")
     ]
-    divided = divide(uncut, {name: tuple(expert_ranges(name, EXPERTS, 2)) for name in stacks})
+    divided = divide(uncut, {name: tuple(row_ranges(name, EXPERTS, 2)) for name in stacks})
     assert len(uncut.captured.graph.nodes) == nodes
     order = [
         name if name not in stacks else f"{name}[{first}:{first + 2}]"
@@ -160,8 +162,8 @@ def test_a_divided_graph_stands_beside_the_one_it_comes_of(tmp_path: Path) -> No
     ]
     assert list(divided.parameters) == order
     spec = divided.parameters[f"{next(iter(stacks))}[2:4]"]
-    assert spec.experts == ExpertRange(next(iter(stacks)), 2, 4)
-    assert spec.tensor.shape == (2, *stacks[spec.experts.whole].tensor.shape[1:])
+    assert spec.rows == RowRange(next(iter(stacks)), 2, 4)
+    assert spec.tensor.shape == (2, *stacks[spec.rows.whole].tensor.shape[1:])
     gaps = legal_gaps(divided)
     products = [n.name for n in divided.captured.graph.nodes if n.target is RANGE]
     assert len(products) == 16 and all(gaps[name] for name in products)
@@ -175,5 +177,6 @@ def test_a_divided_graph_stands_beside_the_one_it_comes_of(tmp_path: Path) -> No
 
 @pytest.mark.trains
 def test_a_stack_that_something_else_reads_is_left_whole(tmp_path: Path) -> None:
-    found = stacks_of_experts(captured_model(Penalised, batch(), tmp_path))
-    assert list(found) == ["inner.model.layers.0.mlp.experts.gate_up_proj"]
+    found = divisible_parameters(captured_model(Penalised, batch(), tmp_path))
+    stacks = [name for name in found if "experts" in name]
+    assert stacks == ["inner.model.layers.0.mlp.experts.gate_up_proj"]

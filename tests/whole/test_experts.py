@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
-from swaptrain.planning.experts import ExpertRanges
 from swaptrain.planning.prepare import Prepared
+from swaptrain.planning.ranges import DividedModel
+from swaptrain.program.row_ranges import WHOLE, RangeSizes
 from swaptrain.store.format.root import read_root
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.verify import verify_run
@@ -162,22 +163,22 @@ def test_ranges_are_as_large_as_the_largest_of_the_rest(tmp_path: Path) -> None:
     """Smaller ones would help nothing; and none is divided where a whole stack fits."""
     config = job(tmp_path / "run", "qwen3_moe", None).resolved()
     prepared = Prepared(config, None, lambda _: None, draw=False)
-    assert prepared.plan.experts is None
+    assert prepared.plan.ranges == WHOLE
     table_bytes = 12 * 64 * 32
-    ranges = ExpertRanges(
+    ranges = DividedModel(
         config, prepared.built, prepared.rules, lambda spec: 12 * spec.tensor.numel
     )
     assert 4 * table_bytes == 12 * 8 * 32 * 32
-    assert ranges.fitting(1 << 20) is None
-    assert ranges.fitting(1 << 10) == ranges.fitting(table_bytes) == 2
-    assert ranges.fitting(2 * table_bytes - 1) == 2
+    assert ranges.fitting(1 << 20) == WHOLE
+    assert ranges.fitting(1 << 10) == ranges.fitting(table_bytes) == RangeSizes(experts=2)
+    assert ranges.fitting(2 * table_bytes - 1) == RangeSizes(experts=2)
 
 
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
         ({"model": {"hf": LLAMA}}, "no weight of the model stacks experts"),
-        ({"optimizer": {"name": "adafactor"}}, "would not be updated as the whole is"),
+        ({"optimizer": {"name": "adafactor"}}, "would not be updated as the whole"),
     ],
     ids=["no experts", "no elementwise optimizer"],
 )

@@ -73,9 +73,9 @@ def compare(
     _check_names(eager, captured)
     weights = {name: p.detach().clone() for name, p in eager.parameters.items()}
     ranges = {
-        name: weights[spec.experts.whole][spec.experts.first : spec.experts.end]
+        name: weights[spec.rows.whole][spec.rows.first : spec.rows.end]
         for name, spec in captured.model.parameters.items()
-        if spec.experts is not None
+        if spec.rows is not None
     }
     begin = {name: buffer.detach().clone() for name, buffer in eager.buffers().items()}
     segments = SegmentSteps(captured, {**weights, **ranges}, batch, seed=seed, draws=draws)
@@ -173,7 +173,7 @@ def _check_other_draws(eager: EagerSteps) -> None:
 
 def _check_names(eager: EagerSteps, captured: Captured) -> None:
     specs = captured.model.parameters.values()
-    made = {spec.name if spec.experts is None else spec.experts.whole for spec in specs}
+    made = {spec.name if spec.rows is None else spec.rows.whole for spec in specs}
     names = eager.parameters.keys() ^ made
     if names:
         raise CaptureError(

@@ -18,7 +18,7 @@ from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.thaw import thaw
 from swaptrain.planning.check_capture.draws import SameDraws
-from swaptrain.program.expert_ranges import range_of
+from swaptrain.program.row_ranges import range_of
 
 __all__ = ["EagerSteps", "NotComparable", "PlainFails", "plain_model"]
 

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from swaptrain.errors import ConfigError, DamagedStoreError, Where
 from swaptrain.program.quantized import QuantizedAs
+from swaptrain.program.row_ranges import RangeSizes
 from swaptrain.store.disk.durable_files import (
     existing_parent,
     flush_directory,
@@ -116,6 +117,8 @@ class Choices(Record):
     cuts: Items[Whole]
     experts: AtLeastOne | None = None
     """Experts of a range, where stacks of experts are divided; null: they are whole."""
+    rows: AtLeastOne | None = None
+    """Rows of a range, where embeddings are divided; null: they are whole."""
     content: Name | None = None
     """Digest of the uncut graph and its constants."""
     thawed: Items[Name] = ()
@@ -135,6 +138,11 @@ class Choices(Record):
     """Whether the update of a segment waits for the gradients of all."""
     machine: dict[str, str] | None = None
     """Machine of the creation."""
+
+    @property
+    def ranges(self) -> RangeSizes:
+        """How much a range of a parameter that is divided holds."""
+        return RangeSizes(self.experts, self.rows)
 
     @model_validator(mode="after")
     def _rise(self) -> Self:

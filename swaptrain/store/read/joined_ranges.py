@@ -1,4 +1,4 @@
-"""Parameters whose ranges of experts are stored by themselves, read as one tensor again."""
+"""Parameters whose ranges of rows are stored by themselves, read as one tensor again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from swaptrain.errors import DamagedStoreError
-from swaptrain.program.expert_ranges import ExpertRange, range_of
+from swaptrain.program.row_ranges import WHOLE, RowRange, range_of
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.read.safetensors import StreamedTensor
 
@@ -28,12 +28,12 @@ class _Chain:
 
 
 def joined_ranges(tensors: Iterable[StreamedTensor], root: RootRecord) -> Iterator[StreamedTensor]:
-    """Yield tensors, those of ranges of experts as the whole ones that they are of.
+    """Yield tensors, those of ranges of rows as the whole ones that they are of.
 
     A name may end behind that of a range, as `w[0:8].exp_avg`. Raises DamagedStoreError where a
     range that the `root` names is missing.
     """
-    if root.choices.experts is None:
+    if root.choices.ranges == WHOLE:
         yield from tensors
         return
     named = (name for row in root.segments for name in row.parameters)
@@ -41,7 +41,7 @@ def joined_ranges(tensors: Iterable[StreamedTensor], root: RootRecord) -> Iterat
     counts: dict[str, int] = {}
     for own in ranges.values():
         counts[own.whole] = counts.get(own.whole, 0) + 1
-    waiting: dict[tuple[str, str], list[tuple[ExpertRange, StreamedTensor]]] = {}
+    waiting: dict[tuple[str, str], list[tuple[RowRange, StreamedTensor]]] = {}
     for tensor in tensors:
         before, bracket, behind = tensor.name.rpartition("]")
         found = ranges.get(before + bracket)
@@ -53,19 +53,19 @@ def joined_ranges(tensors: Iterable[StreamedTensor], root: RootRecord) -> Iterat
         if len(parts) == counts[found.whole]:
             yield _joined(found.whole + behind, waiting.pop((found.whole, behind)))
     for whole, behind in waiting:
-        raise DamagedStoreError(f"a range of the experts of {whole}{behind} is missing")
+        raise DamagedStoreError(f"a range of {whole}{behind} is missing")
 
 
-def _joined(name: str, parts: list[tuple[ExpertRange, StreamedTensor]]) -> StreamedTensor:
+def _joined(name: str, parts: list[tuple[RowRange, StreamedTensor]]) -> StreamedTensor:
     parts.sort(key=lambda part: part[0].first)
     end = 0
     for own, tensor in parts:
         if own.first != end or own.end <= end or tensor.shape[:1] != (own.count,):
-            raise DamagedStoreError(f"the ranges of the experts of {name} are not all of it")
+            raise DamagedStoreError(f"the ranges of {name} are not all of it")
         end = own.end
     ordered = tuple(tensor for _, tensor in parts)
     first = ordered[0]
     if any((t.dtype, t.shape[1:]) != (first.dtype, first.shape[1:]) for t in ordered):
-        raise DamagedStoreError(f"the ranges of the experts of {name} differ in kind or shape")
+        raise DamagedStoreError(f"the ranges of {name} differ in kind or shape")
     nbytes = sum(tensor.nbytes for tensor in ordered)
     return StreamedTensor(name, first.dtype, (end, *first.shape[1:]), nbytes, _Chain(ordered))

@@ -88,5 +88,7 @@ class PlanReport:
     """What bounds a step, and what would help most; None where no seconds are known."""
     experts: int | None = None
     """Experts of a range, where layers of experts are divided."""
+    embedding_rows: int | None = None
+    """Rows of a range, where embeddings are divided."""
     ranks_disk_bytes: tuple[tuple[int, int], ...] = ()
     """How many ranks were asked for, and what each of them reserves on its disk."""

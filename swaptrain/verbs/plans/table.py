@@ -105,6 +105,8 @@ def figures(
         yield "model.base", report.quantized
     if report.experts is not None:
         yield "memory.experts", f"layers of experts in ranges of {report.experts}"
+    if report.embedding_rows is not None:
+        yield "memory.rows", f"embeddings in ranges of {report.embedding_rows:,} rows"
     yield "base", f"{size(report.base_bytes)}: torch, the graph, the data; beside memory.host"
     yield (
         "memory.host",

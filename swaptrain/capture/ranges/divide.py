@@ -1,4 +1,4 @@
-"""A captured graph whose stacks of experts are divided into ranges, beside the one it comes of."""
+"""A captured graph whose largest parameters are divided into ranges, beside the one it comes of."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ from torch import fx, nn
 
 from swaptrain.capture.evaluation.graph import UncutEvaluation
 from swaptrain.capture.evaluation.numbers import loss_node
-from swaptrain.capture.experts.operations import BOUNDS, RANGE
-from swaptrain.capture.experts.products import Product, expert_products
 from swaptrain.capture.gradient_layout import gradient_strides
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
+from swaptrain.capture.ranges.reads import Read, divisible_reads
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
 from swaptrain.capture.uncut import Uncut
-from swaptrain.program.expert_ranges import ExpertRange
 from swaptrain.program.model import ParameterSpec
+from swaptrain.program.row_ranges import RowRange
 from swaptrain.program.tensors import TensorSpec, contiguous
 
-__all__ = ["Ranges", "divide", "divide_evaluation", "stacks_of_experts"]
+__all__ = ["Ranges", "divide", "divide_evaluation", "divisible_parameters"]
 
-Ranges = Mapping[str, Sequence[ExpertRange]]
-"""By name of a parameter that stacks experts: its ranges, in order, which are all of it."""
+Ranges = Mapping[str, Sequence[RowRange]]
+"""By name of a parameter that is divided: its ranges, in order, which are all of it."""
 
 
-def stacks_of_experts(
+def divisible_parameters(
     uncut: Uncut, evaluations: Sequence[UncutEvaluation] = ()
 ) -> Mapping[str, ParameterSpec]:
     """Return the parameters that can be divided, by name.
 
-    These are stacks of experts that grouped products alone read, in training and where the model
-    is evaluated, and whose gradients no hook asks for.
+    Stacks of experts that grouped products alone read, and embeddings that lookups alone read, in
+    training and where the model is evaluated, and whose gradients no hook asks for.
     """
-    found = expert_products(uncut.trace, uncut.origins).keys() - uncut.hooks.keys()
+    found = divisible_reads(uncut.trace, uncut.origins).keys() - uncut.hooks.keys()
     for each in evaluations:
         read = {binding.name for binding in each.origins.values() if binding.kind == "parameter"}
-        found -= read - expert_products(each.trace, each.origins).keys()
+        found -= read - divisible_reads(each.trace, each.origins).keys()
     return {name: spec for name, spec in uncut.parameters.items() if name in found}
 
 
 def divide(uncut: Uncut, ranges: Ranges) -> Uncut:
-    """Return the graph with a product for each range; `uncut` stays as it is.
+    """Return the graph with a read for each range; `uncut` stays as it is.
 
-    A range is a parameter by itself, with the name of an `ExpertRange`.
+    A range is a parameter by itself, with the name of an `RowRange`.
     """
     copy = _DividedCopy(uncut.captured, uncut.trace, uncut.origins, ranges)
     keys = list(uncut.batch)
@@ -65,7 +64,7 @@ def divide(uncut: Uncut, ranges: Ranges) -> Uncut:
 
 
 def divide_evaluation(uncut: UncutEvaluation, ranges: Ranges) -> UncutEvaluation:
-    """Return a graph in evaluation mode with a product for each range; `uncut` stays as it is."""
+    """Return a graph in evaluation mode with a read for each range; `uncut` stays as it is."""
     copy = _DividedCopy(uncut.captured, uncut.trace, uncut.origins, ranges)
     captured = copy.graph_module()
     trace = trace_graph(captured, uncut.trace.fake_mode, uncut.batch, gradients=False)
@@ -91,7 +90,7 @@ def _divided(
         for each in ranges.get(name, ()):
             shape = (each.count, *spec.tensor.shape[1:])
             tensor = TensorSpec(each.name, shape, contiguous(shape), spec.tensor.dtype)
-            found[each.name] = replace(spec, tensor=tensor, experts=each)
+            found[each.name] = replace(spec, tensor=tensor, rows=each)
     return found
 
 
@@ -104,7 +103,7 @@ def _losses(
 
 @dataclass
 class _DividedCopy:
-    """A graph while it is copied node by node, a product for each range in place of the whole."""
+    """A graph while it is copied node by node, a read for each range in place of the whole."""
 
     captured: fx.GraphModule
     trace: Trace
@@ -117,21 +116,27 @@ class _DividedCopy:
     def __post_init__(self) -> None:
         self._graph = fx.Graph()
         self._attributes: dict[str, Any] = {}
-        self._products: dict[fx.Node, tuple[str, Product]] = {}
+        self._reads: dict[fx.Node, tuple[str, Read]] = {}
         self._left: set[fx.Node] = set()
-        for name, products in expert_products(self.trace, self.before).items():
-            for product in products if name in self.ranges else ():
-                self._products[product.node] = name, product
-                self._left.add(product.weight)
-                if product.turned is not None:
-                    self._left.add(product.turned)
-        self._by_offsets: dict[fx.Node, dict[tuple[int, int], None]] = {}
-        for name, product in self._products.values():
-            own = self._by_offsets.setdefault(product.offsets, {})
-            own.update({(each.first, each.end): None for each in self.ranges[name]})
-        self._edges: dict[tuple[fx.Node, int, int], fx.Node] = {}
-        for node in self.captured.graph.nodes:
+        self._asked: dict[fx.Node, dict[tuple[Any, ...], None]] = {}
+        """By node: what is asked of it for the ranges."""
+        for name, reads in divisible_reads(self.trace, self.before).items():
+            for read in reads if name in self.ranges else ():
+                self._reads[read.node] = name, read
+                self._left.update(read.left)
+                asked = self._asked.setdefault(read.source, {})
+                asked.update({read.place(each): None for each in self.ranges[name]})
+        self._places: dict[tuple[Any, ...], fx.Node] = {}
+        nodes = list(self.captured.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        for node in inputs:
             self._add(node)
+        for node in inputs:
+            self._ask(node)
+        for node in nodes:
+            if node.op != "placeholder":
+                self._add(node)
+                self._ask(node)
 
     def graph_module(self) -> fx.GraphModule:
         """Return the copy, with the attributes that it fetches."""
@@ -142,8 +147,8 @@ class _DividedCopy:
     def _add(self, node: fx.Node) -> None:
         if node in self._left:
             return
-        if node in self._products:
-            self.nodes[node] = self._product(*self._products[node])
+        if node in self._reads:
+            self.nodes[node] = self._read(*self._reads[node])
             return
         copy = self.nodes[node] = self._graph.node_copy(node, self.nodes.__getitem__)
         if node.op == "get_attr":
@@ -151,29 +156,27 @@ class _DividedCopy:
             self._attributes[target] = resolve_attribute(self.captured, target)
         if node in self.before:
             self.origins[copy] = self.before[node]
-        # Bounds are made here, where the rows are sorted: so that ranges differ by nothing that
-        # their code knows, and share it.
-        for first, end in self._by_offsets.get(node, ()):
-            bounds = self._graph.call_function(BOUNDS, (copy, first, end))
-            self._edges[node, first, end] = bounds
 
-    def _product(self, name: str, product: Product) -> fx.Node:
-        """Add a chain of products, each of which gets what those before it have made."""
+    def _ask(self, node: fx.Node) -> None:
+        """Add what says where ranges lie, beside the copy of what it asks."""
+        for place in self._asked.get(node, ()):
+            target, *given = place
+            self._places[node, *place] = self._graph.call_function(
+                target, (self.nodes[node], *given)
+            )
+
+    def _read(self, name: str, read: Read) -> fx.Node:
+        """Add a chain of reads, each of which gets what those before it have made."""
         made: fx.Node | None = None
         for each in self.ranges[name]:
-            weight = self._fetch(product.weight, each)
-            if product.turned is not None:
-                weight = self._graph.call_function(
-                    torch.ops.aten.transpose.int, (weight, *product.turned.args[1:])
-                )
-            bounds = self._edges[product.offsets, each.first, each.end]
-            rows = self.nodes[product.rows]
-            made = self._graph.call_function(RANGE, (rows, weight, bounds, made, product.grouped))
-            made.meta["val"] = product.node.meta.get("val")
-        assert made is not None, "a stack has an expert"
+            weight = self._fetch(read.weight, each)
+            place = self._places[read.source, *read.place(each)]
+            made = read.add_range(self._graph, self.nodes, weight, place, made)
+            made.meta["val"] = read.node.meta.get("val")
+        assert made is not None, "a parameter that is divided has a row"
         return made
 
-    def _fetch(self, node: fx.Node, each: ExpertRange) -> fx.Node:
+    def _fetch(self, node: fx.Node, each: RowRange) -> fx.Node:
         """Add what fetches a range of a parameter, fake as the whole is."""
         target = f"{node.target}_{each.first}_{each.end}"
         if target not in self._attributes:

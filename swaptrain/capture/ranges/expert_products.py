@@ -1,4 +1,4 @@
-"""Finds the products with stacks of experts in a graph, and the parameters that only they read."""
+"""Finds the products with stacks of experts that a graph computes, and divides them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from swaptrain.capture.experts.operations import RANGE
-from swaptrain.capture.segments import Binding
+from swaptrain.capture.ranges.expert_operations import BOUNDS, RANGE
 from swaptrain.capture.trace import Trace
+from swaptrain.program.row_ranges import RowRange
 
-__all__ = ["Product", "expert_products", "has_products"]
+__all__ = ["Product", "has_products", "products_of"]
 
 _aten = torch.ops.aten
 _FALLBACK = "transformers.grouped_mm_fallback.default"
@@ -34,27 +34,37 @@ class Product:
     grouped: bool
     """torch's own product; else the loop of transformers."""
 
+    @property
+    def left(self) -> tuple[fx.Node, ...]:
+        """The nodes that its ranges need no more, beside `node`."""
+        return (self.weight,) if self.turned is None else (self.weight, self.turned)
 
-def expert_products(
-    trace: Trace, origins: Mapping[fx.Node, Binding]
-) -> Mapping[str, tuple[Product, ...]]:
-    """Return the products with each parameter that stacks experts and that nothing else reads.
+    @property
+    def source(self) -> fx.Node:
+        """What is asked where the rows of a range lie.
 
-    By the parameter's name. Its matrices lie one behind the other, each without holes.
-    """
-    found: dict[str, list[Product]] = {}
-    others: set[str] = set()
-    for node, binding in origins.items():
-        if binding.kind != "parameter":
-            continue
-        products = found.setdefault(binding.name, [])
-        for user in node.users:
-            product = _product(node, user, trace)
-            if product is None:
-                others.add(binding.name)
-            else:
-                products += product
-    return {name: tuple(each) for name, each in found.items() if each and name not in others}
+        Bounds are made beside it, where the rows are sorted: so that ranges differ by nothing that
+        their code knows, and share it.
+        """
+        return self.offsets
+
+    def place(self, own: RowRange) -> tuple[object, int, int]:
+        """Return what says where a range lies, an operation on `source`, and its arguments."""
+        return BOUNDS, own.first, own.end
+
+    def add_range(
+        self,
+        graph: fx.Graph,
+        nodes: Mapping[fx.Node, fx.Node],
+        weight: fx.Node,
+        place: fx.Node,
+        made: fx.Node | None,
+    ) -> fx.Node:
+        """Add the product with one range; `made` is what those before it have made."""
+        if self.turned is not None:
+            turn = torch.ops.aten.transpose.int
+            weight = graph.call_function(turn, (weight, *self.turned.args[1:]))
+        return graph.call_function(RANGE, (nodes[self.rows], weight, place, made, self.grouped))
 
 
 def has_products(codes: Iterable[fx.GraphModule]) -> bool:
@@ -63,7 +73,7 @@ def has_products(codes: Iterable[fx.GraphModule]) -> bool:
     return any(target is RANGE or _is_grouped(target) for target in targets)
 
 
-def _product(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Product] | None:
+def products_of(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Product] | None:
     """Return the products that a reader of a parameter is, or hands it to; None: it is another."""
     (stack,) = trace.facts[weight].tensors
     if stack.dim() != 3 or not stack.is_contiguous():

@@ -1,0 +1,66 @@
+"""Which parameters of a graph can be divided: those that only such readers read as go by ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import fx
+
+from swaptrain.capture.ranges.expert_products import products_of
+from swaptrain.capture.ranges.lookups import lookups_of
+from swaptrain.capture.segments import Binding
+from swaptrain.capture.trace import Trace
+from swaptrain.program.row_ranges import RowRange
+
+__all__ = ["Read", "divisible_reads"]
+
+
+class Read(Protocol):
+    """What reads a parameter, and can read one range of its rows after the other."""
+
+    @property
+    def node(self) -> fx.Node: ...
+
+    @property
+    def weight(self) -> fx.Node: ...
+
+    @property
+    def left(self) -> tuple[fx.Node, ...]: ...
+
+    @property
+    def source(self) -> fx.Node: ...
+
+    def place(self, own: RowRange) -> tuple[object, int, int]: ...
+
+    def add_range(
+        self,
+        graph: fx.Graph,
+        nodes: Mapping[fx.Node, fx.Node],
+        weight: fx.Node,
+        place: fx.Node,
+        made: fx.Node | None,
+    ) -> fx.Node: ...
+
+
+def divisible_reads(
+    trace: Trace, origins: Mapping[fx.Node, Binding]
+) -> Mapping[str, tuple[Read, ...]]:
+    """Return what reads each parameter that can be divided, by its name.
+
+    Nothing else reads it: products of rows in the order of their experts, or lookups. Its rows lie
+    one behind the other, without holes.
+    """
+    found: dict[str, list[Read]] = {}
+    others: set[str] = set()
+    for node, binding in origins.items():
+        if binding.kind != "parameter":
+            continue
+        reads = found.setdefault(binding.name, [])
+        for user in node.users:
+            own = products_of(node, user, trace) or lookups_of(node, user, trace)
+            if own is None:
+                others.add(binding.name)
+            else:
+                reads += own
+    return {name: tuple(each) for name, each in found.items() if each and name not in others}
