@@ -11,6 +11,7 @@ from torch import fx
 from swaptrain.capture.checks.operation import is_check
 from swaptrain.capture.cut import GraphCosts
 from swaptrain.capture.gradient_layout import overlaps
+from swaptrain.capture.ranges.batch_operations import BATCH_RANGE
 from swaptrain.capture.ranges.expert_operations import RANGE
 from swaptrain.capture.ranges.lookup_operations import LOOKUP
 from swaptrain.capture.segments import Binding
@@ -63,7 +64,7 @@ def graph_costs(
 def _around_ranges(nodes: list[fx.Node]) -> Iterator[int]:
     """Yield the gaps after each range of a parameter, and before the first one."""
     for i, node in enumerate(nodes):
-        if node.target in (RANGE, LOOKUP):
+        if node.target in (RANGE, BATCH_RANGE, LOOKUP):
             yield i
             if node.args[3] is None:
                 yield i - 2 if node.args[1] is nodes[i - 1] else i - 1

@@ -71,7 +71,7 @@ class DividedModel:
                     rows = _even_rows(count, most, self._rows_granule)
                     found = replace(found, rows=min(rows, found.rows or rows))
             elif self.said.experts is None:
-                experts = _even(count, most)
+                experts = _even(count, most, self._found[spec.name])
                 found = replace(found, experts=min(experts, found.experts or experts))
         return found
 
@@ -95,7 +95,8 @@ class DividedModel:
         for key, most in {"experts": sizes.experts, "rows": sizes.rows}.items():
             if most is None:
                 continue
-            specs = [s for s in self._found.values() if _is_stack(s) == (key == "experts")]
+            every = (self._built.uncut.parameters[name] for name in self._found)
+            specs = [s for s in every if _is_stack(s) == (key == "experts")]
             if not specs:
                 raise ConfigError(f"memory.{key} is {most}, and {_NONE[key]}: set it to null")
             for spec in specs:
@@ -107,17 +108,25 @@ class DividedModel:
                     raise ConfigError(self._why_not(key, most, spec))
 
     @cached_property
-    def _found(self) -> Mapping[str, ParameterSpec]:
+    def _found(self) -> Mapping[str, int]:
         return divisible_parameters(self._built.uncut, self._built.evaluations)
 
     @cached_property
     def _divisible(self) -> Mapping[str, ParameterSpec]:
         """Return what can be divided into ranges of some size."""
+        every = {name: self._built.uncut.parameters[name] for name in self._found}
         return {
             name: spec
-            for name, spec in self._found.items()
-            if self._keeps_bits(spec, 1 if _is_stack(spec) else self._granule(spec))
+            for name, spec in every.items()
+            if self._keeps_bits(spec, self._some_range(spec))
         }
+
+    def _some_range(self, spec: ParameterSpec) -> int:
+        """Return of how many rows a range may be: the fewest experts, or half of an embedding."""
+        count, least = spec.tensor.shape[0], self._found[spec.name]
+        if _is_stack(spec):
+            return _even(count, least, least)
+        return _even_rows(count, -(-count // 2), self._granule(spec))
 
     @cached_property
     def _largest_other_bytes(self) -> int:
@@ -137,6 +146,8 @@ class DividedModel:
         shape = spec.tensor.shape
         kinds = self._kinds(spec, shape)
         counts = {min(most, shape[0]), shape[0] % most or most}
+        if most < shape[0] and min(counts) < self._found[spec.name]:
+            return False
         if any(self._kinds(spec, (count, *shape[1:])) != kinds for count in counts):
             return False
         return most >= shape[0] or most % self._granule(spec) == 0
@@ -166,6 +177,10 @@ class DividedModel:
         granule = self._granule(spec)
         if most % granule:
             return f"{said} is, from a number on that is no multiple of {granule}: set it to one"
+        least, last = self._found[spec.name], spec.tensor.shape[0] % most
+        if most < least or 0 < last < least:
+            others = f"{least}, or another number that leaves no less than that, or to null"
+            return f"{said} is: one expert alone has other last bits: set memory.{key} to {others}"
         return (
             f"{said} is: the last one is so small that its optimizer state stays float32: set "
             f"memory.{key} to {-(-spec.tensor.shape[0] // 2 // granule) * granule}, or to null"
@@ -177,13 +192,14 @@ def _is_stack(spec: ParameterSpec) -> bool:
     return len(spec.tensor.shape) == 3
 
 
-def _even(experts: int, most: int) -> int:
+def _even(experts: int, most: int, least: int) -> int:
     """Return the largest divisor up to `most`, if it is half of it; else `most` itself.
 
-    Ranges of one size share their code.
+    Ranges of one size share their code. Each has `least` experts, so it may be some more.
     """
     divisor = next(n for n in range(most, 0, -1) if experts % n == 0)
-    return divisor if 2 * divisor >= most else most
+    found = max(least, divisor if 2 * divisor >= most else most)
+    return next(n for n in range(found, experts + 1) if (experts % n or n) >= least)
 
 
 def _even_rows(rows: int, most: int, granule: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["EXPERTS", "MIXTURES"]
+__all__ = ["DENSE_MIXTURE", "EXPERTS", "MIXTURES"]
 
 EXPERTS = 8
 _DECODER: dict[str, Any] = {
@@ -30,3 +30,8 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """By model type of transformers: fields of its config."""
+DENSE_MIXTURE: dict[str, Any] = {
+    **_DECODER, "num_local_experts": EXPERTS, "num_experts_per_tok": 1, "head_dim": 8,
+    "intermediate_size_mlp": 16, "interleave_moe_layer_step": 1, "attn_temperature_tuning": False,
+}  # fmt: skip
+"""Of a llama4_text, which sends all tokens through all experts."""

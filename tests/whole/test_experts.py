@@ -20,7 +20,7 @@ from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.verify import verify_run
 from tests.models.test_pretrained import STILL, loaded, saved
 from tests.support.matrix import proof_but
-from tests.support.mixtures import MIXTURES
+from tests.support.mixtures import DENSE_MIXTURE, MIXTURES
 from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
@@ -50,6 +50,13 @@ def job(run_dir: Path, name: str, experts: int | None, **sections: dict[str, Any
     for section, fields in sections.items():
         tree[section] = {**tree.get(section, {}), **fields}
     return config_of(run_dir, tree)
+
+
+def dense_job(run_dir: Path, experts: int | None, **sections: dict[str, Any]) -> Config:
+    """Return a job of a mixture that sends all tokens through all experts."""
+    hf = {"model_type": "llama4_text", **DENSE_MIXTURE}
+    sections["model"] = {"hf": hf, **sections.get("model", {})}
+    return job(run_dir, "mixtral", experts, **sections)
 
 
 def ranges_of(run_dir: Path) -> list[str]:
@@ -84,6 +91,30 @@ def test_experts_in_ranges_have_the_bits_of_plain_pytorch(
     assert losses(run_dir) == plain.losses
     stored = {n: t for n, t in weights(run_dir).items() if n not in plain.buffers}
     assert_same_bits(stored, plain.parameters)
+
+
+@pytest.mark.parametrize(
+    ("experts", "dtype"),
+    proof_but([(e, d) for e in (2, 3, 6) for d in ("float32", "bfloat16")], (3, "float32")),
+)
+def test_dense_experts_in_ranges_have_the_bits_of_plain_pytorch(
+    experts: int, dtype: str, tmp_path: Path, plain_runs: PlainRuns
+) -> None:
+    """Each expert computes all rows: its range has two experts at least."""
+    config = dense_job(tmp_path / "run", experts, model={"dtype": dtype})
+    plain = plain_runs.of(config)
+    run_dir = trained(config)
+    assert len(ranges_of(run_dir)) == 4 * -(-8 // experts)
+    assert losses(run_dir) == plain.losses
+    stored = {n: t for n, t in weights(run_dir).items() if n not in plain.buffers}
+    assert_same_bits(stored, plain.parameters)
+
+
+@pytest.mark.parametrize("experts", [1, 7])
+def test_a_dense_expert_alone_is_refused(experts: int, tmp_path: Path) -> None:
+    """A product of one matrix may go to another kernel than one of several."""
+    with pytest.raises(ConfigError, match=r"one expert alone .* set memory.experts to 2"):
+        trained(dense_job(tmp_path / "run", experts))
 
 
 MODES: dict[str, dict[str, Any]] = {

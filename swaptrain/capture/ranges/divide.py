@@ -29,17 +29,22 @@ Ranges = Mapping[str, Sequence[RowRange]]
 
 def divisible_parameters(
     uncut: Uncut, evaluations: Sequence[UncutEvaluation] = ()
-) -> Mapping[str, ParameterSpec]:
-    """Return the parameters that can be divided, by name.
+) -> Mapping[str, int]:
+    """Return by the parameters that can be divided the least rows of a range.
 
-    Stacks of experts that grouped products alone read, and embeddings that lookups alone read, in
-    training and where the model is evaluated, and whose gradients no hook asks for.
+    Stacks of experts that products of their rows alone read, and embeddings that lookups alone
+    read, in training and where the model is evaluated, and whose gradients no hook asks for.
     """
-    found = divisible_reads(uncut.trace, uncut.origins).keys() - uncut.hooks.keys()
+    found = divisible_reads(uncut.trace, uncut.origins)
+    left_out = set(uncut.hooks)
     for each in evaluations:
         read = {binding.name for binding in each.origins.values() if binding.kind == "parameter"}
-        found -= read - divisible_reads(each.trace, each.origins).keys()
-    return {name: spec for name, spec in uncut.parameters.items() if name in found}
+        left_out |= read - divisible_reads(each.trace, each.origins).keys()
+    return {
+        name: max(read.least for read in found[name])
+        for name in uncut.parameters
+        if name in found and name not in left_out
+    }
 
 
 def divide(uncut: Uncut, ranges: Ranges) -> Uncut:

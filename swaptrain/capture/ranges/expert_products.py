@@ -9,35 +9,28 @@ from typing import Any
 import torch
 from torch import fx
 
+from swaptrain.capture.ranges.batch_products import BatchProduct, batch_product
 from swaptrain.capture.ranges.expert_operations import BOUNDS, RANGE
+from swaptrain.capture.ranges.stack_product import StackProduct
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
 
-__all__ = ["Product", "has_products", "products_of"]
+__all__ = ["RoutedProduct", "has_products", "products_of"]
 
 _aten = torch.ops.aten
 _FALLBACK = "transformers.grouped_mm_fallback.default"
 
 
 @dataclass(frozen=True)
-class Product:
+class RoutedProduct(StackProduct):
     """A product of rows in the order of their experts with the stack of these."""
 
-    node: fx.Node
-    rows: fx.Node
-    weight: fx.Node
-    """What fetches the parameter."""
-    turned: fx.Node | None
-    """What transposes its matrices, where something does."""
     offsets: fx.Node
     """Where the rows of each expert end, [E]."""
     grouped: bool
     """torch's own product; else the loop of transformers."""
 
-    @property
-    def left(self) -> tuple[fx.Node, ...]:
-        """The nodes that its ranges need no more, beside `node`."""
-        return (self.weight,) if self.turned is None else (self.weight, self.turned)
+    least = 1
 
     @property
     def source(self) -> fx.Node:
@@ -48,7 +41,7 @@ class Product:
         """
         return self.offsets
 
-    def place(self, own: RowRange) -> tuple[object, int, int]:
+    def place(self, own: RowRange) -> tuple[object, ...]:
         """Return what says where a range lies, an operation on `source`, and its arguments."""
         return BOUNDS, own.first, own.end
 
@@ -61,10 +54,8 @@ class Product:
         made: fx.Node | None,
     ) -> fx.Node:
         """Add the product with one range; `made` is what those before it have made."""
-        if self.turned is not None:
-            turn = torch.ops.aten.transpose.int
-            weight = graph.call_function(turn, (weight, *self.turned.args[1:]))
-        return graph.call_function(RANGE, (nodes[self.rows], weight, place, made, self.grouped))
+        given = (nodes[self.rows], self.turn(graph, weight), place, made, self.grouped)
+        return graph.call_function(RANGE, given)
 
 
 def has_products(codes: Iterable[fx.GraphModule]) -> bool:
@@ -73,21 +64,33 @@ def has_products(codes: Iterable[fx.GraphModule]) -> bool:
     return any(target is RANGE or _is_grouped(target) for target in targets)
 
 
-def products_of(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Product] | None:
+def products_of(
+    weight: fx.Node, user: fx.Node, trace: Trace
+) -> list[RoutedProduct | BatchProduct] | None:
     """Return the products that a reader of a parameter is, or hands it to; None: it is another."""
     (stack,) = trace.facts[weight].tensors
     if stack.dim() != 3 or not stack.is_contiguous():
         return None
+    turned: fx.Node | None = None
+    readers = [user]
     if user.target is _aten.transpose.int:
         if sorted(dim % 3 for dim in user.args[1:]) != [1, 2]:  # type: ignore[operator]
             return None
-        each = [_of(reader, weight, user, trace) for reader in user.users]
-    else:
-        each = [_of(user, weight, None, trace)]
-    return None if None in each else [product for product in each if product is not None]
+        turned, readers = user, list(user.users)
+    found: list[RoutedProduct | BatchProduct] = []
+    for reader in readers:
+        product = _routed(reader, weight, turned, trace) or batch_product(
+            reader, weight, turned, trace
+        )
+        if product is None:
+            return None
+        found.append(product)
+    return found
 
 
-def _of(node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace) -> Product | None:
+def _routed(
+    node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace
+) -> RoutedProduct | None:
     if not _is_grouped(node.target):
         return None
     grouped = node.target is _aten._grouped_mm.default
@@ -107,7 +110,7 @@ def _of(node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace) ->
     of_rows, of_offsets = (trace.facts[n].tensors[0] for n in (rows, offsets))
     if of_rows.dim() != 2 or of_offsets.shape != (experts,) or not out.is_contiguous():
         return None
-    return Product(node, rows, weight, turned, offsets, grouped)
+    return RoutedProduct(node, rows, weight, turned, offsets, grouped)
 
 
 def _is_grouped(target: object) -> bool:

@@ -31,6 +31,8 @@ class Lookup:
     rows: int
     """Of the parameter."""
 
+    least = 1
+
     @property
     def left(self) -> tuple[fx.Node, ...]:
         """The nodes that its ranges need no more, beside `node`."""
@@ -41,7 +43,7 @@ class Lookup:
         """What is asked where ranges begin."""
         return self.indices
 
-    def place(self, own: RowRange) -> tuple[object, int, int]:
+    def place(self, own: RowRange) -> tuple[object, ...]:
         """Return what says where a range lies, an operation on `source`, and its arguments."""
         return FIRST, own.first, self.rows
 

@@ -20,6 +20,10 @@ class Read(Protocol):
     """What reads a parameter, and can read one range of its rows after the other."""
 
     @property
+    def least(self) -> int:
+        """The least rows of a range."""
+
+    @property
     def node(self) -> fx.Node: ...
 
     @property
@@ -31,7 +35,7 @@ class Read(Protocol):
     @property
     def source(self) -> fx.Node: ...
 
-    def place(self, own: RowRange) -> tuple[object, int, int]: ...
+    def place(self, own: RowRange) -> tuple[object, ...]: ...
 
     def add_range(
         self,

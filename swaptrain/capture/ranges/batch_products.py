@@ -1,0 +1,62 @@
+"""Finds the products that send all rows through all experts (`bmm`), and divides them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT, LEAST_EXPERTS
+from swaptrain.capture.ranges.stack_product import StackProduct
+from swaptrain.capture.trace import Trace
+from swaptrain.program.row_ranges import RowRange
+
+__all__ = ["BatchProduct", "batch_product"]
+
+
+@dataclass(frozen=True)
+class BatchProduct(StackProduct):
+    """A product of rows [E, T, K], T for each expert, with the stack of these."""
+
+    least = LEAST_EXPERTS
+
+    @property
+    def source(self) -> fx.Node:
+        """What is asked where ranges begin."""
+        return self.rows
+
+    def place(self, own: RowRange) -> tuple[object, ...]:
+        """Return what says where a range lies, an operation on `source`, and its arguments."""
+        return FIRST_EXPERT, own.first
+
+    def add_range(
+        self,
+        graph: fx.Graph,
+        nodes: Mapping[fx.Node, fx.Node],
+        weight: fx.Node,
+        place: fx.Node,
+        made: fx.Node | None,
+    ) -> fx.Node:
+        """Add the product with one range; `made` is what those before it have made."""
+        given = (nodes[self.rows], self.turn(graph, weight), place, made)
+        return graph.call_function(BATCH_RANGE, given)
+
+
+def batch_product(
+    node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace
+) -> BatchProduct | None:
+    """Return the product that a reader of a stack is; None: it is another."""
+    if node.target is not torch.ops.aten.bmm.default or node.kwargs:
+        return None
+    rows, matrices = node.args
+    (out,) = trace.facts[node].tensors
+    if (
+        not isinstance(rows, fx.Node)
+        or matrices is not (turned or weight)
+        or rows in (weight, turned)
+        or not out.is_contiguous()
+    ):
+        return None
+    return BatchProduct(node, rows, weight, turned)
