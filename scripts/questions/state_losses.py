@@ -50,7 +50,7 @@ MODEL = {
 }  # fmt: skip
 
 
-def config_of(way: str, folder: Path, steps: int) -> Config:
+def config_of(way: str, folder: Path, steps: int, *, seed: int, threads: int) -> Config:
     """Return the config of a way."""
     said = WAYS[way]
     tree = {
@@ -62,7 +62,9 @@ def config_of(way: str, folder: Path, steps: int) -> Config:
             "state": said.get("state", "float32"),
             "schedule": {"name": "cosine", "warmup_steps": 20, "min_lr_ratio": 0.1},
         },
-        "train": {"steps": steps, "threads": 2, "check_capture": False},
+        "train": {
+            "steps": steps, "seed": seed, "threads": threads, "check_capture": False,
+        },
         "memory": {"host": "1GiB"},
         "run": {"dir": str(folder / "run")},
     }  # fmt: skip
@@ -84,12 +86,14 @@ def by_torchao(config: Config) -> Iterator[float]:
     from torchao.optim import AdamW8bit
 
     torch.compiler.set_stance("force_eager")
-    torch.set_num_threads(2)
+    torch.set_num_threads(config.train.threads or 1)
     factory = model_factory(config)
-    data = open_data(config.data, seed=0, run_dir=config.run.dir, model_vocabulary=257)
+    data = open_data(
+        config.data, seed=config.train.seed, run_dir=config.run.dir, model_vocabulary=257
+    )
     assert config.eval is not None
     held = open_eval(config.eval, config.data, run_dir=config.run.dir, model_vocabulary=257)
-    torch.manual_seed(0)
+    torch.manual_seed(config.train.seed)
     model = factory.make().train()
     optimizer, own = config.resolved().optimizer, config.model.master == "none"
     given: dict[str, Any] = {"lr": optimizer.lr, "betas": (0.9, 0.98)}
@@ -124,6 +128,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order and chance")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     options = parser.parse_args()
     ends = [options.steps * part // 5 for part in range(1, 6)]
@@ -133,7 +139,9 @@ def main() -> None:
         WORK.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=WORK) as folder:
             begun = time.monotonic()
-            config = config_of(way, Path(folder), options.steps)
+            config = config_of(
+                way, Path(folder), options.steps, seed=options.seed, threads=options.threads
+            )
             found = [*(by_torchao if way.startswith("torchao") else by_swaptrain)(config)]
         means = [statistics.mean(found[:-1][end - options.steps // 5 : end]) for end in ends]
         minutes = (time.monotonic() - begun) / 60

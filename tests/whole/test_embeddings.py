@@ -7,30 +7,29 @@ from typing import Any
 
 import pytest
 import transformers
-from safetensors.torch import load_file
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.row_ranges import WHOLE
-from swaptrain.verbs.export import export_weights
-from swaptrain.verbs.verify import verify_run
 from tests.models.test_pretrained import STILL, loaded, saved
+from tests.support.divided import (
+    assert_clipped_within_rounding,
+    assert_plain_bits,
+    assert_same_run,
+    ranges_of,
+    resumes_with_its_ranges,
+)
 from tests.support.matrix import proof_but
 from tests.support.plain import PlainRuns
 from tests.support.runs import (
     assert_same_bits,
     config_of,
-    losses,
-    norms,
-    rows,
     trained,
     weights,
 )
 from tests.whole.test_exactness import LLAMA
-from tests.whole.test_experts import ranges_of
-from tests.whole.test_resume import interrupted, same_end
 
 pytestmark = pytest.mark.trains
 
@@ -79,9 +78,7 @@ def test_embeddings_in_ranges_have_the_bits_of_plain_pytorch(
     run_dir = trained(config)
     tables = [count for count in (MODELS[name][2], 32, 2) if name == "bert" or count == 64]
     assert len(ranges_of(run_dir)) == sum(-(-n // most) for n in tables if n > most)
-    assert losses(run_dir) == plain.losses
-    stored = {n: t for n, t in weights(run_dir).items() if n not in plain.buffers}
-    assert_same_bits(stored, plain.parameters)
+    assert_plain_bits(run_dir, plain)
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -107,40 +104,24 @@ def test_a_run_in_ranges_equals_one_of_whole_embeddings(mode: str, tmp_path: Pat
     whole = trained(job(tmp_path / "whole", "bert", None, **sections))
     sections["memory"] = {"segment": "40KiB", "rows": 256}
     divided = trained(job(tmp_path / "divided", "bert", 256, **sections))
-    assert len(ranges_of(divided)) == 2 and not ranges_of(whole)
-    assert losses(divided) == losses(whole)
-    assert_same_bits(weights(divided), weights(whole))
-    for run_dir in (whole, divided):
-        export_weights(run_dir, run_dir / "state.safetensors", None, state=True)
-    states = [load_file(run_dir / "state.safetensors") for run_dir in (whole, divided)]
-    assert_same_bits(*states)
+    assert len(ranges_of(divided)) == 2
+    assert_same_run(divided, whole)
 
 
 @pytest.mark.proof
 def test_clipping_with_ranges_is_within_rounding(tmp_path: Path, plain_runs: PlainRuns) -> None:
-    """The global norm is formed of the ranges' norms: its last bits may be others."""
     config = job(tmp_path / "run", "bert", 100, optimizer={"clip_norm": 0.3})
-    plain = plain_runs.of(config)
-    run_dir = trained(config)
-    assert norms(run_dir) == pytest.approx(plain.grad_norms, rel=1e-6)
-    assert losses(run_dir) == pytest.approx(plain.losses, rel=1e-5)
+    assert_clipped_within_rounding(trained(config), plain_runs.of(config))
 
 
 @pytest.mark.proof
 def test_a_run_in_ranges_resumes_with_those_it_began_with(tmp_path: Path) -> None:
-    """Killed between two ranges of the embedding; the held-out loss is there too."""
+    """Killed between two ranges of the embedding."""
     text = "tests.support.datasets:labelled_text"
     evaluated = {"eval": {"python": text, "every": 1, "batches": 1}}
-    straight = trained(job(tmp_path / "straight", "bert", 100, **evaluated))
-    config = job(tmp_path / "run", "bert", 100, **evaluated)
-    interrupted(config, 9)
-    with pytest.raises(ConfigError, match=r"memory\.rows"):
-        trained(job(tmp_path / "run", "bert", 50, **evaluated))
-    assert trained(config) == tmp_path / "run"
-    same_end(tmp_path / "run", straight)
-    verify_run(tmp_path / "run")
-    whole = trained(job(tmp_path / "whole", "bert", None, **evaluated))
-    assert [r["eval_loss"] for r in rows(whole)] == [r["eval_loss"] for r in rows(straight)]
+    resumes_with_its_ranges(
+        lambda name, most: job(tmp_path / name, "bert", most, **evaluated), "rows", 100
+    )
 
 
 @pytest.mark.proof

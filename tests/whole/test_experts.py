@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.row_ranges import WHOLE, RangeSizes
-from swaptrain.store.format.root import read_root
-from swaptrain.verbs.export import export_weights
-from swaptrain.verbs.verify import verify_run
 from tests.models.test_pretrained import STILL, loaded, saved
+from tests.support.divided import (
+    assert_clipped_within_rounding,
+    assert_plain_bits,
+    assert_same_run,
+    ranges_of,
+    resumes_with_its_ranges,
+)
 from tests.support.matrix import proof_but
 from tests.support.mixtures import DENSE_MIXTURE, MIXTURES
 from tests.support.plain import PlainRuns
@@ -26,13 +29,10 @@ from tests.support.runs import (
     assert_same_bits,
     config_of,
     losses,
-    norms,
-    rows,
     trained,
     weights,
 )
 from tests.whole.test_exactness import LLAMA
-from tests.whole.test_resume import interrupted, same_end
 
 pytestmark = pytest.mark.trains
 
@@ -59,12 +59,6 @@ def dense_job(run_dir: Path, experts: int | None, **sections: dict[str, Any]) ->
     return job(run_dir, "mixtral", experts, **sections)
 
 
-def ranges_of(run_dir: Path) -> list[str]:
-    root = read_root(run_dir)
-    assert root is not None
-    return [name for row in root.segments for name in row.parameters if "[" in name]
-
-
 @pytest.mark.parametrize(
     ("name", "experts", "dtype"),
     proof_but(
@@ -88,9 +82,7 @@ def test_experts_in_ranges_have_the_bits_of_plain_pytorch(
     run_dir = trained(config)
     stacks = 2 if name == "deepseek_v3" else 4  # its first layer is a dense one
     assert len(ranges_of(run_dir)) == (stacks * -(-8 // experts) if experts < 8 else 0)
-    assert losses(run_dir) == plain.losses
-    stored = {n: t for n, t in weights(run_dir).items() if n not in plain.buffers}
-    assert_same_bits(stored, plain.parameters)
+    assert_plain_bits(run_dir, plain)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +97,7 @@ def test_dense_experts_in_ranges_have_the_bits_of_plain_pytorch(
     plain = plain_runs.of(config)
     run_dir = trained(config)
     assert len(ranges_of(run_dir)) == 4 * -(-8 // experts)
-    assert losses(run_dir) == plain.losses
-    stored = {n: t for n, t in weights(run_dir).items() if n not in plain.buffers}
-    assert_same_bits(stored, plain.parameters)
+    assert_plain_bits(run_dir, plain)
 
 
 @pytest.mark.parametrize("experts", [1, 7])
@@ -143,38 +133,21 @@ def test_a_run_in_ranges_equals_one_of_whole_stacks(mode: str, tmp_path: Path) -
     whole = trained(job(tmp_path / "whole", "qwen3_moe", None, **sections))
     sections["memory"] = {"segment": "200KiB", "experts": 3}
     divided = trained(job(tmp_path / "divided", "qwen3_moe", 3, **sections))
-    assert ranges_of(divided) and not ranges_of(whole)
-    assert losses(divided) == losses(whole)
-    assert_same_bits(weights(divided), weights(whole))
-    for run_dir in (whole, divided):
-        export_weights(run_dir, run_dir / "state.safetensors", None, state=True)
-    states = [load_file(run_dir / "state.safetensors") for run_dir in (whole, divided)]
-    assert_same_bits(*states)
+    assert_same_run(divided, whole)
 
 
 def test_clipping_with_ranges_is_within_rounding(tmp_path: Path, plain_runs: PlainRuns) -> None:
-    """The global norm is formed of the ranges' norms: its last bits may be others."""
     config = job(tmp_path / "run", "qwen3_moe", 3, optimizer={"clip_norm": 0.3})
-    plain = plain_runs.of(config)
-    run_dir = trained(config)
-    assert norms(run_dir) == pytest.approx(plain.grad_norms, rel=1e-6)
-    assert losses(run_dir) == pytest.approx(plain.losses, rel=1e-5)
+    assert_clipped_within_rounding(trained(config), plain_runs.of(config))
 
 
 @pytest.mark.proof
 def test_a_run_in_ranges_resumes_with_those_it_began_with(tmp_path: Path) -> None:
-    """Killed between two ranges of a layer; the held-out loss is there too."""
+    """Killed between two ranges of a layer."""
     evaluated = {"eval": {"python": TEXT, "every": 1, "batches": 1}}
-    straight = trained(job(tmp_path / "straight", "qwen3_moe", 2, **evaluated))
-    config = job(tmp_path / "run", "qwen3_moe", 2, **evaluated)
-    interrupted(config, 9)
-    with pytest.raises(ConfigError, match=r"memory\.experts"):
-        trained(job(tmp_path / "run", "qwen3_moe", 4, **evaluated))
-    assert trained(config) == tmp_path / "run"
-    same_end(tmp_path / "run", straight)
-    verify_run(tmp_path / "run")
-    whole = trained(job(tmp_path / "whole", "qwen3_moe", None, **evaluated))
-    assert [r["eval_loss"] for r in rows(whole)] == [r["eval_loss"] for r in rows(straight)]
+    resumes_with_its_ranges(
+        lambda name, most: job(tmp_path / name, "qwen3_moe", most, **evaluated), "experts", 2
+    )
 
 
 @pytest.mark.parametrize(

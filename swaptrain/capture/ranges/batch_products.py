@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT, LEAST_EXPERTS
-from swaptrain.capture.ranges.stack_product import StackProduct
+from swaptrain.capture.ranges.divided_read import Call, StackProduct
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
 
@@ -24,24 +23,13 @@ class BatchProduct(StackProduct):
 
     @property
     def source(self) -> fx.Node:
-        """What is asked where ranges begin."""
         return self.rows
 
-    def place(self, own: RowRange) -> tuple[object, ...]:
-        """Return what says where a range lies, an operation on `source`, and its arguments."""
+    def place(self, own: RowRange) -> Call:
         return FIRST_EXPERT, own.first
 
-    def add_range(
-        self,
-        graph: fx.Graph,
-        nodes: Mapping[fx.Node, fx.Node],
-        weight: fx.Node,
-        place: fx.Node,
-        made: fx.Node | None,
-    ) -> fx.Node:
-        """Add the product with one range; `made` is what those before it have made."""
-        given = (nodes[self.rows], self.turn(graph, weight), place, made)
-        return graph.call_function(BATCH_RANGE, given)
+    def call(self, weight: fx.Node, place: fx.Node, made: fx.Node | None) -> Call:
+        return BATCH_RANGE, self.rows, weight, place, made
 
 
 def batch_product(
@@ -59,4 +47,4 @@ def batch_product(
         or not out.is_contiguous()
     ):
         return None
-    return BatchProduct(node, rows, weight, turned)
+    return BatchProduct(node, weight, rows, turned)

@@ -13,7 +13,8 @@ from swaptrain.capture.evaluation.graph import UncutEvaluation
 from swaptrain.capture.evaluation.numbers import loss_node
 from swaptrain.capture.gradient_layout import gradient_strides
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
-from swaptrain.capture.ranges.reads import Read, divisible_reads
+from swaptrain.capture.ranges.divided_read import Call, DividedRead
+from swaptrain.capture.ranges.reads import divisible_reads
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
 from swaptrain.capture.uncut import Uncut
@@ -121,9 +122,9 @@ class _DividedCopy:
     def __post_init__(self) -> None:
         self._graph = fx.Graph()
         self._attributes: dict[str, Any] = {}
-        self._reads: dict[fx.Node, tuple[str, Read]] = {}
+        self._reads: dict[fx.Node, tuple[str, DividedRead]] = {}
         self._left: set[fx.Node] = set()
-        self._asked: dict[fx.Node, dict[tuple[Any, ...], None]] = {}
+        self._asked: dict[fx.Node, dict[Call, None]] = {}
         """By node: what is asked of it for the ranges."""
         for name, reads in divisible_reads(self.trace, self.before).items():
             for read in reads if name in self.ranges else ():
@@ -170,13 +171,14 @@ class _DividedCopy:
                 target, (self.nodes[node], *given)
             )
 
-    def _read(self, name: str, read: Read) -> fx.Node:
+    def _read(self, name: str, read: DividedRead) -> fx.Node:
         """Add a chain of reads, each of which gets what those before it have made."""
         made: fx.Node | None = None
         for each in self.ranges[name]:
-            weight = self._fetch(read.weight, each)
+            weight = read.turn(self._graph, self._fetch(read.weight, each))
             place = self._places[read.source, *read.place(each)]
-            made = read.add_range(self._graph, self.nodes, weight, place, made)
+            target, first, *given = read.call(weight, place, made)
+            made = self._graph.call_function(target, (self.nodes[first], *given))
             made.meta["val"] = read.node.meta.get("val")
         assert made is not None, "a parameter that is divided has a row"
         return made

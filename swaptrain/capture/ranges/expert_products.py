@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from swaptrain.capture.ranges.batch_products import BatchProduct, batch_product
+from swaptrain.capture.ranges.divided_read import Call, StackProduct
 from swaptrain.capture.ranges.expert_operations import BOUNDS, RANGE
-from swaptrain.capture.ranges.stack_product import StackProduct
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
 
@@ -30,32 +30,15 @@ class RoutedProduct(StackProduct):
     grouped: bool
     """torch's own product; else the loop of transformers."""
 
-    least = 1
-
     @property
     def source(self) -> fx.Node:
-        """What is asked where the rows of a range lie.
-
-        Bounds are made beside it, where the rows are sorted: so that ranges differ by nothing that
-        their code knows, and share it.
-        """
         return self.offsets
 
-    def place(self, own: RowRange) -> tuple[object, ...]:
-        """Return what says where a range lies, an operation on `source`, and its arguments."""
+    def place(self, own: RowRange) -> Call:
         return BOUNDS, own.first, own.end
 
-    def add_range(
-        self,
-        graph: fx.Graph,
-        nodes: Mapping[fx.Node, fx.Node],
-        weight: fx.Node,
-        place: fx.Node,
-        made: fx.Node | None,
-    ) -> fx.Node:
-        """Add the product with one range; `made` is what those before it have made."""
-        given = (nodes[self.rows], self.turn(graph, weight), place, made, self.grouped)
-        return graph.call_function(RANGE, given)
+    def call(self, weight: fx.Node, place: fx.Node, made: fx.Node | None) -> Call:
+        return RANGE, self.rows, weight, place, made, self.grouped
 
 
 def has_products(codes: Iterable[fx.GraphModule]) -> bool:
@@ -110,7 +93,7 @@ def _routed(
     of_rows, of_offsets = (trace.facts[n].tensors[0] for n in (rows, offsets))
     if of_rows.dim() != 2 or of_offsets.shape != (experts,) or not out.is_contiguous():
         return None
-    return RoutedProduct(node, rows, weight, turned, offsets, grouped)
+    return RoutedProduct(node, weight, rows, turned, offsets, grouped)
 
 
 def _is_grouped(target: object) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
+from swaptrain.capture.ranges.divided_read import Call, DividedRead
 from swaptrain.capture.ranges.lookup_operations import FIRST, LOOKUP
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
@@ -19,45 +19,24 @@ _NO_PADDING = -1
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(DividedRead):
     """A lookup of rows of a parameter by their indices."""
 
-    node: fx.Node
     indices: fx.Node
-    weight: fx.Node
-    """What fetches the parameter."""
     padding: int
     """The row that gets no gradient; -1: there is none."""
     rows: int
     """Of the parameter."""
 
-    least = 1
-
-    @property
-    def left(self) -> tuple[fx.Node, ...]:
-        """The nodes that its ranges need no more, beside `node`."""
-        return (self.weight,)
-
     @property
     def source(self) -> fx.Node:
-        """What is asked where ranges begin."""
         return self.indices
 
-    def place(self, own: RowRange) -> tuple[object, ...]:
-        """Return what says where a range lies, an operation on `source`, and its arguments."""
+    def place(self, own: RowRange) -> Call:
         return FIRST, own.first, self.rows
 
-    def add_range(
-        self,
-        graph: fx.Graph,
-        nodes: Mapping[fx.Node, fx.Node],
-        weight: fx.Node,
-        place: fx.Node,
-        made: fx.Node | None,
-    ) -> fx.Node:
-        """Add the lookup in one range; `made` is what those before it have found."""
-        given = (nodes[self.indices], weight, place, made, self.padding)
-        return graph.call_function(LOOKUP, given)
+    def call(self, weight: fx.Node, place: fx.Node, made: fx.Node | None) -> Call:
+        return LOOKUP, self.indices, weight, place, made, self.padding
 
 
 def lookups_of(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Lookup] | None:
@@ -75,4 +54,4 @@ def lookups_of(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Lookup] | N
         or not table.is_contiguous()
     ):
         return None
-    return [Lookup(user, indices, weight, padding, table.shape[0])]
+    return [Lookup(user, weight, indices, padding, table.shape[0])]

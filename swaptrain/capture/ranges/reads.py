@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from torch import fx
 
+from swaptrain.capture.ranges.divided_read import DividedRead
 from swaptrain.capture.ranges.expert_products import products_of
 from swaptrain.capture.ranges.lookups import lookups_of
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace
-from swaptrain.program.row_ranges import RowRange
 
-__all__ = ["Read", "divisible_reads"]
-
-
-class Read(Protocol):
-    """What reads a parameter, and can read one range of its rows after the other."""
-
-    @property
-    def least(self) -> int:
-        """The least rows of a range."""
-
-    @property
-    def node(self) -> fx.Node: ...
-
-    @property
-    def weight(self) -> fx.Node: ...
-
-    @property
-    def left(self) -> tuple[fx.Node, ...]: ...
-
-    @property
-    def source(self) -> fx.Node: ...
-
-    def place(self, own: RowRange) -> tuple[object, ...]: ...
-
-    def add_range(
-        self,
-        graph: fx.Graph,
-        nodes: Mapping[fx.Node, fx.Node],
-        weight: fx.Node,
-        place: fx.Node,
-        made: fx.Node | None,
-    ) -> fx.Node: ...
+__all__ = ["divisible_reads"]
 
 
 def divisible_reads(
     trace: Trace, origins: Mapping[fx.Node, Binding]
-) -> Mapping[str, tuple[Read, ...]]:
+) -> Mapping[str, tuple[DividedRead, ...]]:
     """Return what reads each parameter that can be divided, by its name.
 
     Nothing else reads it: products of rows in the order of their experts, or lookups. Its rows lie
     one behind the other, without holes.
     """
-    found: dict[str, list[Read]] = {}
+    found: dict[str, list[DividedRead]] = {}
     others: set[str] = set()
     for node, binding in origins.items():
         if binding.kind != "parameter":
