@@ -363,8 +363,13 @@ class Planner:
             return size, text + ", since the cut into segments is fixed for the life of a store"
         if self._config.memory.segment is not None:
             return size, text + ", or memory.segment to less"
-        text += ", or lower data.micro_batch or data.sequence_length"
         computing = least.arena_bytes - _SLACK_BYTES > least.peaks.instruction_bytes
+        if not computing and (name := _deciding(least)) is not None:
+            return size, text + (
+                f", which {name} alone decides: as a part of a base that stays as it is (lora, or "
+                "train.freeze) it takes about a third"
+            )
+        text += ", or lower data.micro_batch or data.sequence_length"
         return size, text + (self._tokens_hint if computing else "")
 
     @cached_property
@@ -381,6 +386,16 @@ class Planner:
         return (
             ", or set memory.tokens, such as 1024: each MLP and the head take ranges of tokens then"
         )
+
+
+def _deciding(plan: Plan) -> str | None:
+    """Return the trained parameter that is most of the largest instruction, with its gradient."""
+    # A head comes last, and is not divided where the embedding may be.
+    parameters = reversed(list(plan.captured.model.parameters.values()))
+    trained = (p for p in parameters if p.trainable)
+    sizes = {p.name: p.tensor.nbytes + 4 * p.tensor.numel for p in trained}
+    name = max(sizes, key=sizes.__getitem__, default=None)
+    return name if name is not None and 2 * sizes[name] > plan.peaks.instruction_bytes else None
 
 
 def _fails(error: RuntimeError, dtype: str) -> str:

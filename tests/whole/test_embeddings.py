@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError
+from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.row_ranges import WHOLE
@@ -157,6 +157,15 @@ def test_a_head_as_large_keeps_the_embedding_whole(tmp_path: Path) -> None:
         config, prepared.built, prepared.rules, lambda spec: 12 * spec.tensor.numel
     )
     assert ranges.fitting(1 << 10) == WHOLE
+
+
+def test_a_head_that_decides_is_named(tmp_path: Path) -> None:
+    """Fewer tokens would not help."""
+    hf = {**UNTIED, "vocab_size": 64_000, "hidden_size": 128}
+    memory = {"segment": None, "host": "40MiB"}
+    config = job(tmp_path / "run", "llama", None, memory=memory, model={"hf": hf})
+    with pytest.raises(BudgetError, match=r"lm_head\.weight alone decides: .*\(lora, or"):
+        trained(config)
 
 
 @pytest.mark.parametrize(
