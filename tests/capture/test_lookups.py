@@ -56,6 +56,29 @@ def test_ranges_of_an_embedding_have_the_bits_of_the_whole(
     assert torch.equal(bits(torch.cat(of_parts)), bits(whole.grad))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("shape", [(), (6,), (4, 6), (2, 3, 4)])
+def test_indices_may_have_any_shape_and_order(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One alone, and those of a transposed tensor: memory is laid out as torch does."""
+    g = torch.Generator().manual_seed(0)
+    indices = (
+        torch.randint(0, ROWS, shape, generator=g)
+        .to(dtype)
+        .permute(tuple(reversed(range(len(shape)))))
+    )
+    table = torch.randn(ROWS, WIDTH, generator=g)
+    whole = table.clone().requires_grad_()
+    found = torch.ops.aten.embedding(whole, indices)
+    parts = [part.clone().requires_grad_() for part in table.split(16)]
+    made = chained(indices, parts, -1)
+    assert (made.shape, made.stride()) == (found.shape, found.stride())
+    assert torch.equal(made, found)
+    found.sum().backward()
+    made.sum().backward()
+    of_parts = [part.grad for part in parts if part.grad is not None]
+    assert whole.grad is not None and torch.equal(torch.cat(of_parts), whole.grad)
+
+
 @pytest.mark.parametrize("index", [-1, ROWS])
 def test_an_index_that_the_embedding_has_not_is_an_error(index: int) -> None:
     """As in torch; a range by itself would take it for one of another range."""

@@ -51,7 +51,7 @@ def _lookup(
     found = _aten.embedding(weight, places)
     if others is None:
         others = found.new_zeros(())
-    return torch.where(own.unsqueeze(-1), found, others)
+    return torch.where(own.unsqueeze(-1), found, others).contiguous()
 
 
 @_lookup.register_fake
@@ -104,6 +104,6 @@ BACKWARD = torch.ops.swaptrain.lookup_range_backward.default
 
 def _places(indices: Tensor, first: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Return which indices are of a range, and their rows in it; of the others some row."""
-    places = indices - first
+    places = indices - first.reshape(())  # whose shape an index alone keeps
     own = (places >= 0) & (places < rows)
     return own, places.clamp(0, rows - 1)
