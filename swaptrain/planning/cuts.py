@@ -89,6 +89,11 @@ class Cutter:
         self._cuts: dict[tuple[int, RangeSizes], Cut] = {}
 
     @property
+    def said(self) -> RangeSizes:
+        """What the config says of the sizes of ranges."""
+        return self._divided.said
+
+    @property
     def is_recorded(self) -> bool:
         """Whether there is only the cut of a run that exists."""
         return self._recorded is not None
@@ -115,8 +120,8 @@ class Cutter:
     def ways(self, targets: Iterable[int]) -> Iterator[tuple[int, RangeSizes]]:
         """Yield segment sizes with those of ranges: as the config says, and then as fit one."""
         for target_bytes, ranges in self.least_ways(targets):
-            if not self.is_recorded and ranges != self._divided.said:
-                yield target_bytes, self._divided.said
+            if not self.is_recorded and ranges != self.said:
+                yield target_bytes, self.said
             yield target_bytes, ranges
 
     def least_ways(self, targets: Iterable[int]) -> Iterator[tuple[int, RangeSizes]]:
@@ -196,6 +201,12 @@ class Cutter:
             ranks=self._ranks,
         )
         peaks = check_steps(short_steps(builder), layouts)
+        divided = [p for p in captured.model.parameters.values() if p.rows is not None]
+        ranges = replace(
+            ranges,
+            experts=ranges.experts if any(len(p.tensor.shape) == 3 for p in divided) else None,
+            rows=ranges.rows if any(len(p.tensor.shape) == 2 for p in divided) else None,
+        )
         return Cut(captured, cuts, ranges, layouts, builder, peaks)
 
     def _check_length(self, captured: Captured) -> None:

@@ -31,9 +31,10 @@ from swaptrain.planning.dry_run import Measured, dry_run
 from swaptrain.planning.measured_record import MeasuredRecord
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
+from swaptrain.program.model import ParameterSpec
 from swaptrain.program.quantized import is_scales
 from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks
-from swaptrain.program.row_ranges import WHOLE, RangeSizes
+from swaptrain.program.row_ranges import RangeSizes
 from swaptrain.program.step import StepBuilder
 from swaptrain.program.tensors import contiguous
 from swaptrain.store.format.layout import SegmentLayout
@@ -163,7 +164,7 @@ class Planner:
         for target_bytes, ranges in self._cutter.ways(targets):
             try:
                 found = self._cutter.cut(target_bytes, ranges)
-                if ranges == WHOLE and found.peaks.instruction_bytes > host_bytes:
+                if ranges == self._cutter.said and found.peaks.instruction_bytes > host_bytes:
                     refused = None
                     continue  # what measures it takes the memory
                 plan = self._measured(found)
@@ -351,7 +352,8 @@ class Planner:
         size, least = self._least()
         # Measured anew, a budget that was just too small may be found to be enough.
         size = roomy_size(max(parse_size(size), host_bytes + 1))
-        if least.creation_bytes + _SLACK_BYTES >= least.least_host_bytes:
+        creating = least.creation_bytes + _SLACK_BYTES >= least.least_host_bytes
+        if creating:
             needs = f"making the initial weights needs {format_size(least.least_host_bytes)}"
         else:
             needs = (
@@ -363,14 +365,26 @@ class Planner:
             return size, text + ", since the cut into segments is fixed for the life of a store"
         if self._config.memory.segment is not None:
             return size, text + ", or memory.segment to less"
+        if creating:  # however few tokens there are
+            return size, text
         computing = least.arena_bytes - _SLACK_BYTES > least.peaks.instruction_bytes
-        if not computing and (name := _deciding(least)) is not None:
-            return size, text + (
-                f", which {name} alone decides: as a part of a base that stays as it is (lora, or "
-                "train.freeze) it takes about a third"
-            )
+        if not computing and (decides := _deciding(least)) is not None:
+            return size, text + self._instead_of(decides)
         text += ", or lower data.micro_batch or data.sequence_length"
         return size, text + (self._tokens_hint if computing else "")
+
+    def _instead_of(self, decides: ParameterSpec) -> str:
+        """Say what helps where a trained parameter, or a range of one, decides."""
+        own, said = decides.rows, self._cutter.said
+        if own is not None:
+            key = "experts" if len(decides.tensor.shape) == 3 else "rows"
+            if (most := getattr(said, key)) is not None:
+                return f", or memory.{key}, which is {most}, to less, or to null"
+        name = decides.name if own is None else own.whole
+        return (
+            f", which {name} alone decides: as a part of a base that stays as it is (lora, or "
+            "train.freeze) it takes about a third"
+        )
 
     @cached_property
     def _tokens_hint(self) -> str:
@@ -388,14 +402,16 @@ class Planner:
         )
 
 
-def _deciding(plan: Plan) -> str | None:
+def _deciding(plan: Plan) -> ParameterSpec | None:
     """Return the trained parameter that is most of the largest instruction, with its gradient."""
     # A head comes last, and is not divided where the embedding may be.
     parameters = reversed(list(plan.captured.model.parameters.values()))
     trained = (p for p in parameters if p.trainable)
-    sizes = {p.name: p.tensor.nbytes + 4 * p.tensor.numel for p in trained}
-    name = max(sizes, key=sizes.__getitem__, default=None)
-    return name if name is not None and 2 * sizes[name] > plan.peaks.instruction_bytes else None
+    largest = max(trained, key=lambda p: p.tensor.numel, default=None)
+    if largest is None:
+        return None
+    own_bytes = largest.tensor.nbytes + 4 * largest.tensor.numel
+    return largest if 2 * own_bytes > plan.peaks.instruction_bytes else None
 
 
 def _fails(error: RuntimeError, dtype: str) -> str:

@@ -8,14 +8,19 @@ from functools import cached_property
 from math import gcd, lcm, prod
 
 from swaptrain.capture.evaluation.graph import UncutEvaluation
-from swaptrain.capture.ranges.divide import divide, divide_evaluation, divisible_parameters
+from swaptrain.capture.ranges.divide import (
+    divide,
+    divide_evaluation,
+    divisible_parameters,
+    whole_embeddings,
+)
 from swaptrain.capture.uncut import Uncut
 from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
 from swaptrain.program.model import ParameterSpec
-from swaptrain.program.row_ranges import WHOLE, RangeSizes, RowRange, row_ranges
+from swaptrain.program.row_ranges import WHOLE, RangeSizes, RowRange, range_of, row_ranges
 
 __all__ = ["DividedModel"]
 
@@ -97,19 +102,39 @@ class DividedModel:
                 continue
             every = (self._built.uncut.parameters[name] for name in self._found)
             specs = [s for s in every if _is_stack(s) == (key == "experts")]
+            own = next((n for n in self._built.uncut.parameters if range_of(n)), None)
+            if own is not None:
+                raise ConfigError(
+                    f"memory.{key} is {most}, and the parameter {own} has the name of a range: "
+                    "rename it, or set the key to null"
+                )
             if not specs:
                 raise ConfigError(f"memory.{key} is {most}, and {_NONE[key]}: set it to null")
-            for spec in specs:
+            larger = [spec for spec in specs if spec.tensor.shape[0] > most]
+            if not larger and key == "rows":
+                self._check_whole_embeddings(most)
+            for spec in larger:
                 if self._keeps_bits(spec, most):
-                    count = spec.tensor.shape[0]
-                    if count > most:
-                        yield spec.name, tuple(row_ranges(spec.name, count, most))
+                    yield spec.name, tuple(row_ranges(spec.name, spec.tensor.shape[0], most))
                 elif most == getattr(self.said, key):
                     raise ConfigError(self._why_not(key, most, spec))
 
+    def _check_whole_embeddings(self, most: int) -> None:
+        """Raise ConfigError where all embeddings of more rows are whole."""
+        for name, spec in whole_embeddings(self._built.uncut).items():
+            if spec.tensor.shape[0] > most:
+                raise ConfigError(
+                    f"memory.rows is {most}, and {name}, with {spec.tensor.shape[0]} rows, cannot "
+                    "be divided, since not lookups alone read it (a head that is tied to it does), "
+                    "or since its gradient is sparse or scaled: set it to null"
+                )
+
     @cached_property
     def _found(self) -> Mapping[str, int]:
-        return divisible_parameters(self._built.uncut, self._built.evaluations)
+        uncut = self._built.uncut
+        if any(range_of(name) for name in uncut.parameters):
+            return {}  # who has such a name would be taken for a range
+        return divisible_parameters(uncut, self._built.evaluations)
 
     @cached_property
     def _divisible(self) -> Mapping[str, ParameterSpec]:
@@ -118,7 +143,8 @@ class DividedModel:
         return {
             name: spec
             for name, spec in every.items()
-            if self._keeps_bits(spec, self._some_range(spec))
+            if spec.tensor.shape[0] >= 2 * self._found[name]
+            and self._keeps_bits(spec, self._some_range(spec))
         }
 
     def _some_range(self, spec: ParameterSpec) -> int:
@@ -180,7 +206,7 @@ class DividedModel:
         least, last = self._found[spec.name], spec.tensor.shape[0] % most
         if most < least or 0 < last < least:
             others = f"{least}, or another number that leaves no less than that, or to null"
-            return f"{said} is: one expert alone has other last bits: set memory.{key} to {others}"
+            return f"{said} is: so few experts have other last bits: set memory.{key} to {others}"
         return (
             f"{said} is: the last one is so small that its optimizer state stays float32: set "
             f"memory.{key} to {-(-spec.tensor.shape[0] // 2 // granule) * granule}, or to null"
@@ -199,7 +225,7 @@ def _even(experts: int, most: int, least: int) -> int:
     """
     divisor = next(n for n in range(most, 0, -1) if experts % n == 0)
     found = max(least, divisor if 2 * divisor >= most else most)
-    return next(n for n in range(found, experts + 1) if (experts % n or n) >= least)
+    return next((n for n in range(found, experts) if (experts % n or n) >= least), experts)
 
 
 def _even_rows(rows: int, most: int, granule: int) -> int:

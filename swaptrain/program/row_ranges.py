@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["WHOLE", "RangeSizes", "RowRange", "range_of", "row_ranges"]
 
-_NAME = re.compile(r"(?P<whole>.+)\[(?P<first>\d{1,9}):(?P<end>\d{1,9})\]", re.DOTALL)
+_NAME = re.compile(r"(?P<whole>.+)\[(?P<first>\d{1,18}):(?P<end>\d{1,18})\]", re.DOTALL)
 
 
 @dataclass(frozen=True)

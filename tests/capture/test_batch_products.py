@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT
+from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT, least_experts
 from swaptrain.capture.ranges.divide import divide, divisible_parameters
 from swaptrain.program.row_ranges import row_ranges
 from tests.capture.in_memory import captured_model, cut_everywhere, legal_gaps
@@ -70,6 +70,30 @@ def dense_mixture() -> nn.Module:
     transformers.logging.set_verbosity_error()
     config = transformers.Llama4TextConfig(**DENSE_MIXTURE, use_cache=False)
     return transformers.Llama4ForCausalLM(config)
+
+
+@pytest.mark.parametrize(
+    ("experts", "each", "k", "n"),
+    [(8, 2, 24, 40), (8, 1, 32, 32), (8, 4, 8, 64), (16, 1, 32, 32), (8, 2, 16, 16)],
+)
+def test_small_products_have_ranges_that_go_to_the_same_kernel(
+    experts: int, each: int, k: int, n: int
+) -> None:
+    """bfloat16 products of 4,096 multiplications and less go to another one."""
+    least = least_experts(experts, each * k * n)
+    assert least == 2 if experts * each * k * n <= 4096 else least * each * k * n > 4096
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        rows = torch.randn(experts, each, k, generator=g).bfloat16().requires_grad_()
+        stack = torch.randn(experts, k, n, generator=g).bfloat16()
+        whole = stack.clone().requires_grad_()
+        parts = [part.clone().requires_grad_() for part in stack.split(least)]
+        if len(parts[-1]) < least:
+            continue
+        found = bits(torch.bmm(rows, whole), rows, whole)
+        made, of_rows, *of_parts = bits(chained(rows, parts), rows, *parts)
+        assert torch.equal(found[0], made) and torch.equal(found[1], of_rows)
+        assert torch.equal(found[2], torch.cat(of_parts))
 
 
 @pytest.mark.trains

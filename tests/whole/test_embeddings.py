@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from torch import Tensor, nn
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
@@ -191,3 +193,42 @@ def test_ranges_whose_codes_would_differ_are_refused(
     """Blocks of 256 numbers share a scale, and fewer than 4,096 numbers have none."""
     with pytest.raises(ConfigError, match=message):
         trained(job(tmp_path / "run", "bert", most, optimizer={"state": "8bit"}))
+
+
+def test_a_tied_embedding_that_is_not_divided_is_named(tmp_path: Path) -> None:
+    """Though the positions could be, of which there are as many as a range has."""
+    hf = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    model = {"hf": {**hf, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}}
+    with pytest.raises(ConfigError, match=r"wte\.weight, with 64 rows, cannot be divided"):
+        trained(job(tmp_path / "run", "llama", 32, model=model))
+
+
+def test_a_range_that_decides_is_made_smaller(tmp_path: Path) -> None:
+    """By the key that said how large it is."""
+    hf = {**BERT, "vocab_size": 200_000}
+    memory = {"segment": None, "host": "40MiB"}
+    config = job(tmp_path / "run", "bert", 190_000, memory=memory, model={"hf": hf})
+    with pytest.raises(BudgetError, match=r"or memory\.rows, which is 190000, to less"):
+        trained(config)
+
+
+class Bracketed(nn.Module):
+    """A parameter with a name as of a range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 16)
+        self.scales = nn.ParameterDict({"a[0:4]": nn.Parameter(torch.ones(4))})
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        found = self.table(input_ids).mean((1, 2)) * self.scales["a[0:4]"].sum()
+        return (found - labels).square().mean()
+
+
+def test_a_name_as_of_a_range_is_refused(tmp_path: Path) -> None:
+    """Else an export would take it for one; without ranges it is a name like any other."""
+    model = {"python": "tests.whole.test_embeddings:Bracketed", "hf": None}
+    with pytest.raises(ConfigError, match=r"a\[0:4\] has the name of a range"):
+        trained(job(tmp_path / "run", "bert", 32, model=model))
+    run_dir = trained(job(tmp_path / "whole", "bert", None, model=model))
+    assert "scales.a[0:4]" in weights(run_dir)

@@ -100,10 +100,16 @@ def test_dense_experts_in_ranges_have_the_bits_of_plain_pytorch(
     assert_plain_bits(run_dir, plain)
 
 
+def test_a_mixture_of_one_dense_expert_is_whole(tmp_path: Path) -> None:
+    hf = {"model_type": "llama4_text", **DENSE_MIXTURE, "num_local_experts": 1}
+    run_dir = trained(job(tmp_path / "run", "mixtral", None, model={"hf": hf}))
+    assert not ranges_of(run_dir)
+
+
 @pytest.mark.parametrize("experts", [1, 7])
 def test_a_dense_expert_alone_is_refused(experts: int, tmp_path: Path) -> None:
     """A product of one matrix may go to another kernel than one of several."""
-    with pytest.raises(ConfigError, match=r"one expert alone .* set memory.experts to 2"):
+    with pytest.raises(ConfigError, match=r"so few experts .* set memory.experts to 2"):
         trained(dense_job(tmp_path / "run", experts))
 
 

@@ -1,7 +1,7 @@
 """One range of experts that all rows go through: the product of their rows with their weights.
 
-Each expert has as many rows as the others, [E, T, K]. One of two or more matrices has the bits that
-it has among all (`tests/capture/test_batch_products.py`); one alone may go to another kernel.
+Each expert has as many rows as the others, [E, T, K]. The bits of each do not depend on how many
+there are, as long as all go to one kernel (`least_experts`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["BATCH_RANGE", "FIRST_EXPERT", "LEAST_EXPERTS"]
+__all__ = ["BATCH_RANGE", "FIRST_EXPERT", "least_experts"]
 
-LEAST_EXPERTS = 2
-"""Of a range."""
+_SMALL_NUMBERS = 4096
+"""A bfloat16 product of no more multiplications goes to another kernel, which torch chooses by
+`checksize` in aten/src/ATen/native/mkldnn/Matmul.cpp."""
+
+
+def least_experts(experts: int, multiplications: int) -> int:
+    """Return how few experts have the bits that they have among all, by those of one's product.
+
+    One alone may go to the kernel of a single product. Tried over 10,800 products and more
+    (`tests/capture/test_batch_products.py`).
+    """
+    if experts * multiplications <= _SMALL_NUMBERS:
+        return 2
+    return max(2, _SMALL_NUMBERS // multiplications + 1)
 
 
 @torch.library.custom_op("swaptrain::first_expert", mutates_args=())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT, LEAST_EXPERTS
+from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT, least_experts
 from swaptrain.capture.ranges.divided_read import Call, StackProduct
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
@@ -19,7 +19,12 @@ __all__ = ["BatchProduct", "batch_product"]
 class BatchProduct(StackProduct):
     """A product of rows [E, T, K], T for each expert, with the stack of these."""
 
-    least = LEAST_EXPERTS
+    fewest: int
+    """Experts that a range has."""
+
+    @property
+    def least(self) -> int:
+        return self.fewest
 
     @property
     def source(self) -> fx.Node:
@@ -47,4 +52,6 @@ def batch_product(
         or not out.is_contiguous()
     ):
         return None
-    return BatchProduct(node, weight, rows, turned)
+    experts, each, width = trace.facts[rows].tensors[0].shape
+    fewest = least_experts(experts, each * width * out.shape[2])
+    return BatchProduct(node, weight, rows, turned, fewest)

@@ -14,6 +14,7 @@ from swaptrain.capture.evaluation.numbers import loss_node
 from swaptrain.capture.gradient_layout import gradient_strides
 from swaptrain.capture.losses.terms import LossTerms, loss_terms
 from swaptrain.capture.ranges.divided_read import Call, DividedRead
+from swaptrain.capture.ranges.lookups import is_embedding
 from swaptrain.capture.ranges.reads import divisible_reads
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.trace import Trace, resolve_attribute, trace_graph
@@ -22,7 +23,7 @@ from swaptrain.program.model import ParameterSpec
 from swaptrain.program.row_ranges import RowRange
 from swaptrain.program.tensors import TensorSpec, contiguous
 
-__all__ = ["Ranges", "divide", "divide_evaluation", "divisible_parameters"]
+__all__ = ["Ranges", "divide", "divide_evaluation", "divisible_parameters", "whole_embeddings"]
 
 Ranges = Mapping[str, Sequence[RowRange]]
 """By name of a parameter that is divided: its ranges, in order, which are all of it."""
@@ -36,16 +37,27 @@ def divisible_parameters(
     Stacks of experts that products of their rows alone read, and embeddings that lookups alone
     read, in training and where the model is evaluated, and whose gradients no hook asks for.
     """
-    found = divisible_reads(uncut.trace, uncut.origins)
+    found = {n: [*reads] for n, reads in divisible_reads(uncut.trace, uncut.origins).items()}
     left_out = set(uncut.hooks)
     for each in evaluations:
         read = {binding.name for binding in each.origins.values() if binding.kind == "parameter"}
-        left_out |= read - divisible_reads(each.trace, each.origins).keys()
+        evaluated = divisible_reads(each.trace, each.origins)
+        left_out |= read - evaluated.keys()
+        for name, reads in evaluated.items():
+            found.setdefault(name, []).extend(reads)
     return {
         name: max(read.least for read in found[name])
         for name in uncut.parameters
         if name in found and name not in left_out
     }
+
+
+def whole_embeddings(uncut: Uncut) -> Mapping[str, ParameterSpec]:
+    """Return the embeddings that something else reads than what can be divided."""
+    divisible = divisible_reads(uncut.trace, uncut.origins)
+    names = {b.name for node, b in uncut.origins.items() if is_embedding(node)}
+    parameters = uncut.parameters
+    return {n: s for n, s in parameters.items() if n in names and n not in divisible}
 
 
 def divide(uncut: Uncut, ranges: Ranges) -> Uncut:

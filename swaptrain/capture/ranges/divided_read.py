@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,8 +25,10 @@ class DividedRead(ABC):
     weight: fx.Node
     """What fetches the parameter."""
 
-    least: ClassVar[int] = 1
-    """The least rows of a range."""
+    @property
+    def least(self) -> int:
+        """The least rows of a range."""
+        return 1
 
     @property
     def left(self) -> tuple[fx.Node, ...]:

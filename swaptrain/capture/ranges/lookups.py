@@ -12,7 +12,7 @@ from swaptrain.capture.ranges.lookup_operations import FIRST, LOOKUP
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
 
-__all__ = ["Lookup", "lookups_of"]
+__all__ = ["Lookup", "is_embedding", "lookups_of"]
 
 _aten = torch.ops.aten
 _NO_PADDING = -1
@@ -37,6 +37,11 @@ class Lookup(DividedRead):
 
     def call(self, weight: fx.Node, place: fx.Node, made: fx.Node | None) -> Call:
         return LOOKUP, self.indices, weight, place, made, self.padding
+
+
+def is_embedding(weight: fx.Node) -> bool:
+    """Whether a lookup reads a parameter, whatever else does."""
+    return any(user.target is _aten.embedding.default for user in weight.users)
 
 
 def lookups_of(weight: fx.Node, user: fx.Node, trace: Trace) -> list[Lookup] | None:
