@@ -13,6 +13,7 @@ from swaptrain.capture.cut import GraphCosts
 from swaptrain.capture.gradient_layout import overlaps
 from swaptrain.capture.ranges.batch_operations import BATCH_RANGE
 from swaptrain.capture.ranges.expert_operations import RANGE
+from swaptrain.capture.ranges.expert_products import is_grouped
 from swaptrain.capture.ranges.lookup_operations import LOOKUP
 from swaptrain.capture.segments import Binding
 from swaptrain.capture.tokens.divided import DividedTokens
@@ -157,7 +158,8 @@ def _legal_gaps(
 def node_flops(node: fx.Node, trace: Trace) -> int:
     """Return the floating-point operations of a matrix product, convolution or attention; else 0.
 
-    Two per multiply-add, from the shapes; elementwise work is not counted.
+    Two per multiply-add, from the shapes; elementwise work is not counted. Of experts that a router
+    chooses each counts as if it had as many rows as any other.
     """
     if node.op != "call_function" or not trace.facts[node].tensors:
         return 0
@@ -169,6 +171,15 @@ def node_flops(node: fx.Node, trace: Trace) -> int:
         return tuple(trace.facts[argument].tensors[0].shape)
 
     target = node.target
+    if is_grouped(target):
+        return 2 * out.numel() * shape(0)[-1]
+    if target is RANGE:
+        bounds = node.args[2]
+        assert isinstance(bounds, fx.Node) and isinstance(bounds.args[0], fx.Node)
+        experts = trace.facts[bounds.args[0]].tensors[0].shape[0]
+        return 2 * out.numel() * shape(0)[-1] * shape(1)[0] // experts
+    if target is BATCH_RANGE:
+        return 2 * shape(0)[1] * prod(shape(1))
     if target is _aten.linear.default:
         return 2 * out.numel() * shape(1)[-1]
     if target in (_aten.mm.default, _aten.bmm.default, _aten.matmul.default):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from swaptrain.capture.capture import capture, cut
 from swaptrain.capture.captured import Captured
-from swaptrain.capture.costs import graph_costs
+from swaptrain.capture.costs import graph_costs, node_flops
 from swaptrain.capture.cut import CutLimits
 from swaptrain.capture.evaluation.graph import UncutEvaluation, capture_evaluation
 from swaptrain.capture.evaluation.slices import slice_evaluations
@@ -34,6 +34,7 @@ __all__ = [
     "eager_losses",
     "eager_step",
     "legal_gaps",
+    "product_flops",
     "segment_losses",
     "segment_step",
 ]
@@ -270,3 +271,8 @@ class _Step:
 
     def copied_buffers(self, k: int) -> dict[str, Tensor]:
         return {name: self.buffers[name].clone() for name in self.model.segment(k).buffers}
+
+
+def product_flops(uncut: Uncut) -> int:
+    """Return the floating-point operations of a forward that are counted."""
+    return sum(node_flops(node, uncut.trace) for node in uncut.captured.graph.nodes)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swaptrain.capture.ranges.batch_operations import BATCH_RANGE, FIRST_EXPERT, least_experts
 from swaptrain.capture.ranges.divide import divide, divisible_parameters
 from swaptrain.program.row_ranges import row_ranges
-from tests.capture.in_memory import captured_model, cut_everywhere, legal_gaps
+from tests.capture.in_memory import captured_model, cut_everywhere, legal_gaps, product_flops
 from tests.support.matrix import matrix
 from tests.support.mixtures import DENSE_MIXTURE, EXPERTS
 
@@ -105,6 +105,7 @@ def test_a_dense_mixture_is_divided(tmp_path: Path) -> None:
     found = {name: least for name, least in divisible_parameters(uncut).items() if "exp" in name}
     assert set(found.values()) == {2} and len(found) == 4
     divided = divide(uncut, {name: tuple(row_ranges(name, EXPERTS, 2)) for name in found})
+    assert product_flops(divided) == product_flops(uncut)
     gaps = legal_gaps(divided)
     products = [n.name for n in divided.captured.graph.nodes if n.target is BATCH_RANGE]
     assert len(products) == 16 and all(gaps[name] for name in products)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from swaptrain.capture.ranges.divide import divide, divisible_parameters
 from swaptrain.capture.ranges.expert_operations import BOUNDS, RANGE, even_bounds
 from swaptrain.program.row_ranges import RowRange, range_of, row_ranges
-from tests.capture.in_memory import captured_model, cut_everywhere, legal_gaps
+from tests.capture.in_memory import captured_model, cut_everywhere, legal_gaps, product_flops
 from tests.support.matrix import matrix
 from tests.support.mixtures import EXPERTS, MIXTURES
 
@@ -164,6 +165,9 @@ def test_a_divided_graph_stands_beside_the_one_it_comes_of(tmp_path: Path) -> No
     spec = divided.parameters[f"{stacks[0]}[2:4]"]
     assert spec.rows == RowRange(stacks[0], 2, 4)
     assert spec.tensor.shape == (2, *uncut.parameters[spec.rows.whole].tensor.shape[1:])
+    fewer = captured_model(partial(mixture, num_experts_per_tok=1), batch(), tmp_path / "fewer")
+    of_one = 2 * 32 * (32 * 32 + 16 * 32)  # 32 tokens, gate and up and down
+    assert product_flops(divided) == product_flops(uncut) == product_flops(fewer) + 2 * of_one
     gaps = legal_gaps(divided)
     products = [n.name for n in divided.captured.graph.nodes if n.target is RANGE]
     assert len(products) == 16 and all(gaps[name] for name in products)

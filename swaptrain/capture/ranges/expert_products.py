@@ -15,7 +15,7 @@ from swaptrain.capture.ranges.expert_operations import BOUNDS, RANGE
 from swaptrain.capture.trace import Trace
 from swaptrain.program.row_ranges import RowRange
 
-__all__ = ["RoutedProduct", "has_products", "products_of"]
+__all__ = ["RoutedProduct", "has_products", "is_grouped", "products_of"]
 
 _aten = torch.ops.aten
 _FALLBACK = "transformers.grouped_mm_fallback.default"
@@ -44,7 +44,7 @@ class RoutedProduct(StackProduct):
 def has_products(codes: Iterable[fx.GraphModule]) -> bool:
     """Whether one of the segments' codes multiplies rows by the experts that a router chose."""
     targets = (node.target for code in codes for node in code.graph.nodes)
-    return any(target is RANGE or _is_grouped(target) for target in targets)
+    return any(target is RANGE or is_grouped(target) for target in targets)
 
 
 def products_of(
@@ -74,7 +74,7 @@ def products_of(
 def _routed(
     node: fx.Node, weight: fx.Node, turned: fx.Node | None, trace: Trace
 ) -> RoutedProduct | None:
-    if not _is_grouped(node.target):
+    if not is_grouped(node.target):
         return None
     grouped = node.target is _aten._grouped_mm.default
     given = _arguments(node)
@@ -96,7 +96,8 @@ def _routed(
     return RoutedProduct(node, weight, rows, turned, offsets, grouped)
 
 
-def _is_grouped(target: object) -> bool:
+def is_grouped(target: object) -> bool:
+    """Whether an operation multiplies rows in the order of their experts: torch's, or the loop."""
     return target is _aten._grouped_mm.default or str(target) == _FALLBACK
 
 
