@@ -74,14 +74,23 @@ def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server:
         assert {row["step"]: row["eval_loss"] for row in found} == plain.eval_losses
 
 
-@pytest.mark.proof
-def test_ranks_own_ranges_of_experts(tmp_path: Path, server: Server) -> None:
-    """Of one stack each has some; its weights are those of the reference, its norm is near it."""
-    tree = {
+DIVIDED: dict[str, dict[str, Any]] = {
+    "experts": {
         "model": {"hf": {"model_type": "qwen3_moe", **MIXTURES["qwen3_moe"]}},
-        "data": {"python": "tests.support.datasets:text"},
         "memory": {"segment": "16KiB", "experts": 3},
-    }
+    },
+    "rows": {
+        "model": {"hf": {**LLAMA, "tie_word_embeddings": False}},
+        "memory": {"segment": "8KiB", "rows": 24},
+    },
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("key", DIVIDED)
+def test_ranks_own_ranges(key: str, tmp_path: Path, server: Server) -> None:
+    """Each has some of a parameter; its weights are those of the reference, its norm is near it."""
+    tree = {**DIVIDED[key], "data": {"python": "tests.support.datasets:text"}}
     config = rank_config(tmp_path / "run", tree)
     ended = together(server, config, 2)
     assert ended.codes == [0, 0], ended.said

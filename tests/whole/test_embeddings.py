@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from swaptrain.cli import main
 from swaptrain.config.schema import Config
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.planning.prepare import Prepared
@@ -108,6 +110,31 @@ def test_a_run_in_ranges_equals_one_of_whole_embeddings(mode: str, tmp_path: Pat
     divided = trained(job(tmp_path / "divided", "bert", 256, **sections))
     assert len(ranges_of(divided)) == 2
     assert_same_run(divided, whole)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    ],
+    ids=["on it", "saves it"],
+)
+def test_an_adapter_is_that_of_a_whole_embedding(lora: dict[str, Any], tmp_path: Path) -> None:
+    """Written by itself, and merged row by row."""
+    found = []
+    for most in (None, 24):
+        config = job(tmp_path / f"run-{most}", "llama", most, lora={"r": 4, **lora})
+        run_dir = trained(config)
+        assert len(ranges_of(run_dir)) == (0 if most is None else 3)
+        adapter, merged = tmp_path / f"adapter-{most}", tmp_path / f"merged-{most}"
+        assert main(["export", str(run_dir), "--adapter", str(adapter)]) == 0
+        assert main(["export", str(run_dir), "--merged", "--to", str(merged)]) == 0
+        files = (adapter / "adapter_model.safetensors", merged / "model.safetensors")
+        found.append([load_file(file) for file in files])
+    for whole, divided in zip(*found, strict=True):
+        assert_same_bits(divided, whole)
 
 
 @pytest.mark.proof

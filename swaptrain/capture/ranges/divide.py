@@ -198,6 +198,8 @@ class _DividedCopy:
     def _fetch(self, node: fx.Node, each: RowRange) -> fx.Node:
         """Add what fetches a range of a parameter, fake as the whole is."""
         target = f"{node.target}_{each.first}_{each.end}"
+        while hasattr(self.captured, target):  # the model may have one of that name
+            target += "_"
         if target not in self._attributes:
             whole = resolve_attribute(self.captured, str(node.target))
             with self.trace.fake_mode:
