@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import torch
@@ -25,13 +25,13 @@ from swaptrain.memory.onednn import limit_primitive_caches
 from swaptrain.models.build import BuiltModel
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.planning.beside import FixedCut
+from swaptrain.planning.budgets.device_budget import DeviceBudgetError, check_device_budget
+from swaptrain.planning.budgets.remedies import remedy_of
 from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
-from swaptrain.planning.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.planning.dry_run import Measured, dry_run
 from swaptrain.planning.measured_record import MeasuredRecord
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
-from swaptrain.program.model import ParameterSpec
 from swaptrain.program.quantized import is_scales
 from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks
 from swaptrain.program.row_ranges import RangeSizes
@@ -216,7 +216,12 @@ class Planner:
             short = short_steps(builder)
             program = (*short.step(pending_updates=pending), *short.evaluation())
             check_device_budget(
-                budget_bytes, found.captured, found.layouts, program, hint=self._tokens_hint
+                budget_bytes,
+                found.captured,
+                found.layouts,
+                program,
+                hint=self._tokens_hint,
+                remedy=partial(self._remedy, found.captured),
             )
 
     def _measured(self, found: Cut) -> Plan:
@@ -368,23 +373,17 @@ class Planner:
         if creating:  # however few tokens there are
             return size, text
         computing = least.arena_bytes - _SLACK_BYTES > least.peaks.instruction_bytes
-        if not computing and (decides := _deciding(least)) is not None:
-            return size, text + self._instead_of(decides)
+        remedy = self._remedy(least.captured, least.peaks.instruction_bytes)
+        if not computing and remedy is not None:
+            return size, text + remedy
         text += ", or lower data.micro_batch or data.sequence_length"
         return size, text + (self._tokens_hint if computing else "")
 
-    def _instead_of(self, decides: ParameterSpec) -> str:
-        """Say what helps where a trained parameter, or a range of one, decides."""
-        own, said = decides.rows, self._cutter.said
-        if own is not None:
-            key = "experts" if len(decides.tensor.shape) == 3 else "rows"
-            if (most := getattr(said, key)) is not None:
-                return f", or memory.{key}, which is {most}, to less, or to null"
-        name = decides.name if own is None else own.whole
-        return (
-            f", which {name} alone decides: as a part of a base that stays as it is (lora, or "
-            "train.freeze) it takes about a third"
-        )
+    def _remedy(self, captured: Captured, instruction_bytes: int) -> str | None:
+        """Say what helps where one parameter decides; the cut of a run that exists is fixed."""
+        if self._cutter.is_recorded:
+            return None
+        return remedy_of(captured.model, instruction_bytes, self._cutter.said)
 
     @cached_property
     def _tokens_hint(self) -> str:
@@ -400,18 +399,6 @@ class Planner:
         return (
             ", or set memory.tokens, such as 1024: each MLP and the head take ranges of tokens then"
         )
-
-
-def _deciding(plan: Plan) -> ParameterSpec | None:
-    """Return the trained parameter that is most of the largest instruction, with its gradient."""
-    # A head comes last, and is not divided where the embedding may be.
-    parameters = reversed(list(plan.captured.model.parameters.values()))
-    trained = (p for p in parameters if p.trainable)
-    largest = max(trained, key=lambda p: p.tensor.numel, default=None)
-    if largest is None:
-        return None
-    own_bytes = largest.tensor.nbytes + 4 * largest.tensor.numel
-    return largest if 2 * own_bytes > plan.peaks.instruction_bytes else None
 
 
 def _fails(error: RuntimeError, dtype: str) -> str:

@@ -25,7 +25,7 @@ from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import open_reports
 from swaptrain.observe.starts import record_start
 from swaptrain.observe.trace import TraceFile
-from swaptrain.planning.disk_budget import keeping
+from swaptrain.planning.budgets.disk_budget import keeping
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ram_budget import useful_bytes

@@ -25,7 +25,7 @@ from swaptrain.models.initial_weights import InitialWeights
 from swaptrain.models.pretrained import Block
 from swaptrain.models.quantization import encode
 from swaptrain.models.quantized_base import refused_weight
-from swaptrain.planning.disk_budget import slot_counts
+from swaptrain.planning.budgets.disk_budget import slot_counts
 from swaptrain.planning.planner import Plan
 from swaptrain.program.instructions import ObjectKey
 from swaptrain.program.model import ParameterSpec

@@ -14,7 +14,7 @@ from swaptrain.errors import RunError
 from swaptrain.machine.speeds import Machine
 from swaptrain.memory.malloc import release
 from swaptrain.observe.progress import Progress
-from swaptrain.planning.disk_budget import (
+from swaptrain.planning.budgets.disk_budget import (
     check_disk,
     disk_needs,
     estimated_data_bytes,

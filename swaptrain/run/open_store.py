@@ -9,7 +9,7 @@ from swaptrain.config.schema import Config
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.metrics import MetricsFile
-from swaptrain.planning.disk_budget import keeping, snapshot_count
+from swaptrain.planning.budgets.disk_budget import keeping, snapshot_count
 from swaptrain.planning.prepare import Prepared
 from swaptrain.run.create_store import Creation, open_slots, root_record
 from swaptrain.run.signals import StopRequest

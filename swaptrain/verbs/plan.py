@@ -12,7 +12,7 @@ from swaptrain.config.schema import Config
 from swaptrain.data import describe_rows
 from swaptrain.errors import ConfigError
 from swaptrain.observe.metrics import read_rows, written_bytes
-from swaptrain.planning.disk_budget import occupied_bytes
+from swaptrain.planning.budgets.disk_budget import occupied_bytes
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.step_bytes import state_bytes
 from swaptrain.program.cost import break_even_tokens

@@ -384,7 +384,7 @@ def test_a_full_disk_is_refused(
     paths: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what is needed and what is free; with store.paths the path is named."""
-    monkeypatch.setattr("swaptrain.planning.disk_budget.free_bytes", lambda path: 10_000)
+    monkeypatch.setattr("swaptrain.planning.budgets.disk_budget.free_bytes", lambda path: 10_000)
     command, run_dir = job(tmp_path)
     if paths:
         command.append(f"store.paths=[{tmp_path / 'a'}, {tmp_path / 'b'}]")

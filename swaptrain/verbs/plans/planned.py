@@ -13,7 +13,7 @@ from swaptrain.data.record import RunRecord
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
 from swaptrain.machine.speeds import Machine, known_machine
-from swaptrain.planning.disk_budget import (
+from swaptrain.planning.budgets.disk_budget import (
     DiskNeed,
     disk_needs,
     estimated_data_bytes,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swaptrain.machine.speeds import Machine
-from swaptrain.planning.disk_budget import DiskNeed
+from swaptrain.planning.budgets.disk_budget import DiskNeed
 from swaptrain.program.residency import Traffic
 
 __all__ = ["PlanReport", "Segment"]

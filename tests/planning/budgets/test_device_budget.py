@@ -14,7 +14,8 @@ from torch import Tensor
 from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.planning import prepare
-from swaptrain.planning.device_budget import check_device_budget
+from swaptrain.planning.budgets.device_budget import check_device_budget
+from swaptrain.planning.budgets.remedies import remedy_of
 from swaptrain.planning.planner import Plan
 from swaptrain.planning.prepare import Prepared
 from swaptrain.units import parse_size
@@ -39,6 +40,37 @@ def test_the_number_in_the_refusal_is_accepted(tmp_path: Path) -> None:
         check_device_budget(1, plan.captured, plan.layouts, program)
     named = str(refusal.value).split("set memory.device to ")[1].split(",")[0]
     check_device_budget(parse_size(named), plan.captured, plan.layouts, program)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(None, r"lm_head\.weight alone decides"), (40_000, r"memory\.rows, which is 40000, to less")],
+    ids=["a head", "a range"],
+)
+def test_a_parameter_that_decides_is_named(rows: int | None, message: str, tmp_path: Path) -> None:
+    """Smaller segments and micro-batches would not help."""
+    hf: dict[str, Any] = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64,
+        "num_attention_heads": 4, "max_position_embeddings": 32, "tie_word_embeddings": False,
+        "vocab_size": 50_000,
+    }  # fmt: skip
+    if rows is not None:
+        hf |= {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    data = "text" if rows is None else "labelled_text"
+    tree = {
+        "model": {"hf": hf},
+        "data": {"python": f"tests.support.datasets:{data}"},
+        "memory": {"rows": rows, "segment": "1MiB"},
+    }
+    plan = Prepared(config_of(tmp_path / "run", tree), None, lambda _: None).plan
+    with pytest.raises(BudgetError, match=message):
+        check_device_budget(
+            1,
+            plan.captured,
+            plan.layouts,
+            plan.builder.step(),
+            remedy=lambda needed: remedy_of(plan.captured.model, needed, plan.ranges),
+        )
 
 
 class Full(LateStreams):
