@@ -57,11 +57,7 @@ class AdapterFiles:
     def largest_value_bytes(self) -> int:
         """Return how many bytes `value` needs at most beyond its result."""
         stored = self._checkpoint.tensors.values()
-        return max((tensor.nbytes for tensor in stored), default=0) + self._checkpoint.mapped_bytes
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._checkpoint.close()
+        return max((tensor.nbytes for tensor in stored), default=0)
 
     def _check(self, directory: Path) -> None:
         stored = self._checkpoint.tensors

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,15 @@ _OTHER_FORMS = (
 )
 _NOT_WEIGHTS = frozenset({"training_args.bin"})
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_MOST_MAPPED_BYTES = 32 << 20
-"""Read of a file before its pages are let go: until then they are resident."""
+_BLOCK_BYTES = 8 << 20
+"""Of a tensor that is read row by row, as stored."""
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "C64": torch.complex64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class StoredTensor:
     dtype: str
     """As safetensors writes it: F32, BF16, I64."""
     shape: tuple[int, ...]
+    place: int
+    """Of its first byte in the file."""
 
     @property
     def is_floating(self) -> bool:
@@ -64,9 +74,6 @@ class Checkpoint:
         self.directory, self.key = directory, key
         self.tensors: dict[str, StoredTensor] = {}
         self._stamps: dict[Path, tuple[int, ...]] = {}
-        self._open: Any = None
-        self._open_path: Path | None = None
-        self._mapped_bytes = 0
         headers = [self._read_header(file) for file in files]
         self.origin: dict[str, Any] = {
             "directory": str(directory.resolve()),
@@ -78,26 +85,30 @@ class Checkpoint:
         """What tells these files from others: their names, sizes, times and headers."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor as it is stored, which shows pages of its file as long as it lives.
+        """Return a tensor as it is stored, in memory of its own.
 
         Raises ConfigError where the file cannot be read, or has changed since it was opened.
         """
-        return self._read(name, self.tensors[name], lambda file: file.get_tensor(name))
+        return self._read(name, self.tensors[name])
 
-    def _read(
-        self, name: str, stored: StoredTensor, take: Callable[[Any], torch.Tensor]
-    ) -> torch.Tensor:
+    def _read(self, name: str, stored: StoredTensor) -> torch.Tensor:
+        # Not mapped: torch maps a file as if all of it might be written to, which Linux refuses
+        # for one that is larger than the memory.
+        dtype = self._dtype(name)
+        memory = torch.empty(stored.numel * dtype.itemsize, dtype=torch.uint8)
         try:
             if _stamp(stored.file) != self._stamps[stored.file]:
                 raise ConfigError(
                     f"{self.key}: {stored.file} has changed while it was being read: run the same "
                     "command again to begin from what it is now"
                 )
-            found = take(self._handle(stored))
-        except (OSError, SafetensorError) as error:
+            with stored.file.open("rb", buffering=0) as file:
+                file.seek(stored.place)
+                _fill(memory, file)
+        except OSError as error:
             text = f"{self.key}: cannot read {name} of {stored.file}: {error}"
             raise ConfigError(text) from error
-        return found
+        return memory.view(dtype).reshape(stored.shape)
 
     def row_blocks(
         self, name: str, first: int = 0, end: int | None = None
@@ -109,7 +120,7 @@ class Checkpoint:
         stored = self.tensors[name]
         if not stored.shape or not stored.numel:
             return
-        rows = max(1, stored.shape[0] * (_MOST_MAPPED_BYTES // 4) // max(1, stored.nbytes))
+        rows = max(1, stored.shape[0] * _BLOCK_BYTES // max(1, stored.nbytes))
         last = stored.shape[0] if end is None else end
         for begin in range(first, last, rows):
             yield begin, min(begin + rows, last)
@@ -124,34 +135,28 @@ class Checkpoint:
     def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """Return a part of a tensor along its first dimension, as `read`."""
         stored = self.tensors[name]
-        part = replace(stored, shape=(last - first, *stored.shape[1:]))
-        return self._read(name, part, lambda file: file.get_slice(name)[first:last])
+        row_bytes = torch.Size(stored.shape[1:]).numel() * self._dtype(name).itemsize
+        shape, place = (last - first, *stored.shape[1:]), stored.place + first * row_bytes
+        return self._read(name, replace(stored, shape=shape, place=place))
 
-    @property
-    def mapped_bytes(self) -> int:
-        """The most bytes of pages that stay resident beside what is being read."""
-        return min(_MOST_MAPPED_BYTES, sum(stored.nbytes for stored in self.tensors.values()))
-
-    def close(self) -> None:
-        """Let go of the file that was read last."""
-        self._open = self._open_path = None
-
-    def _handle(self, stored: StoredTensor) -> Any:
-        # To open a file is to read all names in it, so not for each tensor.
-        self._mapped_bytes += stored.nbytes
-        if stored.file != self._open_path or self._mapped_bytes > _MOST_MAPPED_BYTES:
-            self._open, self._open_path = safe_open(stored.file, framework="pt"), stored.file
-            self._mapped_bytes = stored.nbytes
-        return self._open
+    def _dtype(self, name: str) -> torch.dtype:
+        stored = self.tensors[name]
+        if stored.dtype not in _DTYPES:
+            raise ConfigError(
+                f"{self.key}: {name} of {stored.file} is stored in {stored.dtype}, which is not "
+                "read: save it in a dtype that torch has"
+            )
+        return _DTYPES[stored.dtype]
 
     def _read_header(self, path: Path) -> str:
         """Take note of a file and its tensors; return the digest of its header."""
         try:
             self._stamps[path] = _stamp(path)
             # Opened by Python first, which says which error it is: safetensors says "No such file".
-            with path.open("rb") as raw, safe_open(path, framework="pt") as file:
-                length = raw.read(8)  # which safetensors has found to be in reason
+            with path.open("rb") as raw, safe_open(path, framework="numpy") as file:
+                length = raw.read(8)  # which safetensors has found to be in reason, as all of it
                 header = length + raw.read(int.from_bytes(length, "little"))
+                places = json.loads(header[8:])
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
                     part = file.get_slice(name)
                     if name in self.tensors:
@@ -159,8 +164,9 @@ class Checkpoint:
                             f"{self.key}: {name!r} is in {self.tensors[name].file.name} and in "
                             f"{path.name} of {self.directory}"
                         )
+                    begin = len(header) + places[name]["data_offsets"][0]
                     self.tensors[name] = StoredTensor(
-                        path, part.get_dtype(), tuple(part.get_shape())
+                        path, part.get_dtype(), tuple(part.get_shape()), begin
                     )
         except OSError as error:
             text = f"{self.key}: cannot read {path}: {error.strerror or error}"
@@ -263,6 +269,16 @@ def _existing(file: Path, key: str, known: str = "") -> Path:
         return file
     what = "leads to nothing" if file.is_symlink() else "is no file"
     raise ConfigError(f"{key}: {file} {what}{known}: fetch it again")
+
+
+def _fill(memory: torch.Tensor, file: RawIOBase) -> None:
+    """Read as many bytes as there are; raises OSError where the file ends before."""
+    left: memoryview = memory.numpy().data
+    while left:
+        count = file.readinto(left)
+        if not count:
+            raise OSError("it ends before the tensor does")
+        left = left[count:]
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -96,7 +96,7 @@ class InitialWeights:
         return self.value_bytes(name)
 
     def value_bytes(self, name: str) -> int:
-        """Return how many bytes `value` needs: the result, pages of files, copies."""
+        """Return how many bytes `value` needs: the result and copies."""
         whole, own = self._place(name)
         whole_bytes = size_bytes = self.construction.nbytes(whole)
         if own is not None:
@@ -129,10 +129,6 @@ class InitialWeights:
         return base if base is not None and self._pretrained.has(base) else None
 
     def forget(self) -> None:
-        """Free what the values are made from, and let go of the files."""
+        """Free what the values are made from."""
         self._drawn = None
         self.construction.forget()
-        if self._pretrained is not None:
-            self._pretrained.close()
-        if self._adapter is not None:
-            self._adapter.close()

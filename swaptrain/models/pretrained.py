@@ -184,14 +184,14 @@ class Pretrained:
                 yield ..., whole if own is None else whole[first:end]
 
     def block_bytes(self, name: str, own: RowRange | None = None) -> int:
-        """Return how many bytes it takes to make a block: pages of files, copies, a float32 one."""
+        """Return how many bytes it takes to make a block: as stored, copies, a float32 one."""
         stored = self._stored_name(name)
-        form, mapped_bytes = self._forms[stored], self._checkpoint.mapped_bytes
+        form = self._forms[stored]
         by_expert = self._by_expert(stored)
         if by_expert is None and (form.converter is not None or not self._parameters[name].dim()):
-            return mapped_bytes + self._form_bytes(form)
+            return self._form_bytes(form)
         sources = [form.sources[0][0]] if by_expert is None else by_expert[own.first if own else 0]
-        return mapped_bytes + max(self._checkpoint.block_bytes(source) for source in sources)
+        return max(self._checkpoint.block_bytes(source) for source in sources)
 
     def _by_expert(self, stored: str) -> list[list[str]] | None:
         """Return by expert the sources of a stack that is put together of experts; else None."""
@@ -206,10 +206,6 @@ class Pretrained:
             if sum(shape[0] for shape in shapes) != place.shape[1]:
                 return None
         return found
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._checkpoint.close()
 
     def _form_bytes(self, form: _Form) -> int:
         parts = [self._checkpoint.tensors[source] for source, _ in form.sources]

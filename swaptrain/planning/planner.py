@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from swaptrain.memory.onednn import limit_primitive_caches
 from swaptrain.models.build import BuiltModel
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.planning.beside import FixedCut
+from swaptrain.planning.budgets.creation import creation_bytes
 from swaptrain.planning.budgets.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.planning.budgets.remedies import remedy_of
 from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
@@ -32,12 +33,9 @@ from swaptrain.planning.dry_run import Measured, dry_run
 from swaptrain.planning.measured_record import MeasuredRecord
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
-from swaptrain.program.quantized import is_scales
 from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks
 from swaptrain.program.row_ranges import RangeSizes
 from swaptrain.program.step import StepBuilder
-from swaptrain.program.tensors import contiguous
-from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import Choices
 from swaptrain.units import format_size, parse_size, roomy_size
@@ -46,8 +44,6 @@ __all__ = ["Plan", "Planner"]
 
 _SLACK_BYTES = 24 << 20
 """Of the host budget, for Python objects, I/O threads and what the allocator cannot reuse."""
-_CODING_BYTES = 16 << 20
-"""What it takes to code a weight, beside the weight and its codes."""
 _FEW_TOKENS = 1024
 """In a range that a refusal offers."""
 _NOISE_BYTES = 4 << 20
@@ -306,7 +302,7 @@ class Planner:
             base_bytes=self._base_bytes,
             arena_bytes=arena_bytes,
             pool_bytes=config.memory.host - arena_bytes,
-            creation_bytes=self._creation_bytes(layouts) if self._creates else 0,
+            creation_bytes=creation_bytes(self._built.initial, layouts) if self._creates else 0,
         )
 
     def _what_is_too_large(self) -> str:
@@ -319,37 +315,6 @@ class Planner:
                 f"{count}: lower the one or raise the other"
             )
         return "are its ids, or labels, larger than the model knows?"
-
-    def _creation_bytes(self, layouts: Layouts) -> int:
-        """Return the most that is held while an array is filled with initial values."""
-        initial, parameters = self._built.initial, layouts.model.parameters
-
-        @cache
-        def beside(name: str) -> int:
-            if name not in parameters:
-                return 0
-            parameter = parameters[name]
-            if parameter.quantized is not None:  # coded from the whole weight; scales wait
-                return initial.block_bytes(name) + parameter.tensor.nbytes + _CODING_BYTES
-            tensor = parameter.tensor
-            if parameter.split and tensor.stride != contiguous(tensor.shape):
-                return initial.value_bytes(name)
-            return initial.block_bytes(name)
-
-        def scales_bytes(layout: SegmentLayout) -> int:
-            return sum(array.nbytes for array in layout.arrays if is_scales(array.name))
-
-        return max(
-            (
-                array.nbytes
-                + max((beside(e.tensor.name) for e in array.entries), default=0)
-                + scales_bytes(segment)
-                for segment in (*layouts.state.values(), *layouts.frozen.values())
-                for array in segment.arrays
-                if array.role.begins_with_values
-            ),
-            default=0,
-        )
 
     def _refusal(self) -> tuple[str, str]:
         """Return a budget that is enough, and the message."""

@@ -29,7 +29,7 @@ def remedy_of(model: ModelSpec, instruction_bytes: int, said: RangeSizes) -> str
 
 
 def _deciding(model: ModelSpec, instruction_bytes: int) -> ParameterSpec | None:
-    """Return the trained parameter that, with its gradient and its state, is most of an instruction.
+    """Return the trained parameter that is most of an instruction, with gradient and state.
 
     An update has the state beside it, as much again as both, or a part of it.
     """
