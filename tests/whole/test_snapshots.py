@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from swaptrain.errors import ConfigError, DamagedStoreError, NotFiniteError
-from swaptrain.planning import disk_budget as disk
+from swaptrain.planning.budgets import disk_budget as disk
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.plan import plan
