@@ -84,7 +84,7 @@ def compare(name: str, case: Case, job: Path, options: argparse.Namespace) -> No
     """Print a table of one case."""
     write_base(job, case.shape)
     write_words(job)
-    done = run_limited([sys.executable, __file__, "--child=store", f"--job={job}"], None, {})
+    done = run_limited([sys.executable, __file__, "--child=store", f"--job={job}"], {})
     if done.returncode:
         raise SystemExit(done.stderr)
     host_bytes = parse_size(case.host)
@@ -105,7 +105,7 @@ def compare(name: str, case: Case, job: Path, options: argparse.Namespace) -> No
             command += [f"--prompts={prompts}", f"--tokens={options.tokens}", f"--host={case.host}"]
             forget(job)
             environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(SPIN_COUNT)}
-            done = run_limited(command, limit, environment)
+            done = run_limited(command, environment, memory_bytes=limit)
             if done.returncode:
                 error = (done.stderr.strip().splitlines() or [str(done.returncode)])[-1]
                 table.add_row(str(prompts), system, shown(limit), error[:60])

@@ -1,10 +1,12 @@
-"""Compare LoRA in swaptrain with PEFT in memory, with checkpointing, and with a mapped base.
+"""Compare LoRA in swaptrain with PEFT in memory, checkpointing, with a mapped base, and with Soup.
 
 Same base, adapters, tokens, threads and allocator; one system after the other on an idle machine
 (--rounds: in turns). swaptrain runs under a hard limit of its base, `memory.host` and 128 MiB, the
-others without one but for the mapped base. Prints medians of a step after warm-up.
+mapped base and Soup under one of their own, the others without. Prints medians of a step after
+warm-up.
 
     pip install -e '.[lora]'
+    python -m venv .venv-soup && .venv-soup/bin/pip install 'soup-cli[train]==0.77.0'   # for Soup
     python scripts/bench/bench_lora.py
     python scripts/bench/bench_lora.py --case 270m-8 --systems swaptrain checkpointing
     python scripts/bench/bench_lora.py --device cuda --case gpu-1.3b-8
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench_peers import PEERS, base_bytes, result
+from bench_peers import PEERS, base_bytes, disk_words, result, slow_disk
 from kernel_limits import can_limit, run_limited
 from peer_results import Result, show, together
 
@@ -40,26 +42,26 @@ SLACK_BYTES = 128 * MIB
 """As in bench_peers, and what a start holds of the base's checkpoint; `plan` does not read it."""
 OURS = ("swaptrain", "int8", "nf4")
 """swaptrain with each form of the base: bfloat16, or `model.base`."""
-SYSTEMS = (*OURS, "plain", "checkpointing", "mapped")
+SYSTEMS = (*OURS, "plain", "checkpointing", "mapped", "soup")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job, swaptrain's budget, and the limit of the process whose base is mapped."""
+    """A job, swaptrain's budget, and the limits of others' processes."""
 
     shape: str
     micro_batches: int
     host: str
-    mapped_limit: str
+    limits: dict[str, str]
 
 
 CASES = {
-    "270m-1": Case("270m", 1, "700MiB", "1GiB"),
-    "270m-8": Case("270m", 8, "700MiB", "1GiB"),
-    "270m-16": Case("270m", 16, "700MiB", "1GiB"),
-    "1.3b-1": Case("1.3b", 1, "2GiB", "3GiB"),
-    "gpu-1.3b-8": Case("1.3b", 8, "3GiB", "4GiB"),
-    "small": Case("4m", 2, "200MiB", "1GiB"),
+    "270m-1": Case("270m", 1, "700MiB", {"mapped": "1GiB", "soup": "1.5GiB"}),
+    "270m-8": Case("270m", 8, "700MiB", {"mapped": "1GiB", "soup": "2GiB"}),
+    "270m-16": Case("270m", 16, "700MiB", {"mapped": "1GiB", "soup": "2GiB"}),
+    "1.3b-1": Case("1.3b", 1, "2GiB", {"mapped": "3GiB", "soup": "4GiB"}),
+    "gpu-1.3b-8": Case("1.3b", 8, "3GiB", {"mapped": "4GiB", "soup": "4GiB"}),
+    "small": Case("4m", 2, "200MiB", {"mapped": "1GiB", "soup": "2GiB"}),
 }
 
 
@@ -79,11 +81,17 @@ def measure(case: Case, system: str, options: argparse.Namespace, job: Path, wor
     """Run one system on one case."""
     if system in OURS:
         return measure_swaptrain(case, system, options, job, work)
-    command = [sys.executable, str(PEERS / "lora.py"), f"--job={job}", f"--work={work / system}"]
+    if system == "soup":
+        command = [str(options.peer_python), str(PEERS / "soup.py")]
+    else:
+        command = [sys.executable, str(PEERS / "lora.py")]
+    command += [f"--job={job}", f"--work={work / system}"]
     command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
-    command += [f"--steps={options.warmup + options.steps}", f"--device={options.device}", system]
-    limit = parse_size(case.mapped_limit) if system == "mapped" and options.limit else None
-    done = run_limited(command, limit, options.environment)
+    command += [f"--steps={options.warmup + options.steps}", f"--device={options.device}"]
+    if system != "soup":
+        command.append(system)
+    limit = parse_size(case.limits[system]) if system in case.limits and options.limit else None
+    done = run_limited(command, options.environment, memory_bytes=limit, disk=options.disk)
     rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("STEP ")]
     return result(system, limit, rows, done.returncode, done.stderr, options)
 
@@ -110,7 +118,7 @@ def measure_swaptrain(
         limit = base_bytes(config, options.environment) + host_bytes + SLACK_BYTES
     command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
     try:
-        done = run_limited(command, limit, options.environment)
+        done = run_limited(command, options.environment, memory_bytes=limit, disk=options.disk)
         metrics = run_dir / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
     finally:
@@ -129,16 +137,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         help=f"of {', '.join(CASES)}; default: all but small and gpu")  # fmt: skip
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM",
                         help=f"of {', '.join(SYSTEMS)}; default: all")  # fmt: skip
+    parser.add_argument("--peer-python", type=Path, help="the Python that has Soup")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
                         help="what every system computes on (default cpu)")  # fmt: skip
     parser.add_argument("--host", help="memory.host instead of the case's")
+    parser.add_argument("--megabytes-per-s", type=int,
+                        help="of the disk, each way (needs root); default: as it is")  # fmt: skip
     parser.add_argument("--recompute", action="store_true", help="let no segment save")
     parser.add_argument("--steps", type=int, default=4, help="steps measured (default 4)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of every system (default 1)")
     parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if "soup" in options.systems and options.peer_python is None:
+        parser.error("Soup needs --peer-python (see above); or leave it out with --systems")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench_lora.", dir=options.work) as directory:
         work = Path(directory).resolve()
+        options.disk = slow_disk(options, work)
         for name in options.case:
             case = CASES[name]
             job = work / case.shape
@@ -162,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show(
                 f"{name}: LoRA r {LORA_RANK} on a base of {case.shape} parameters, "
                 f"{case.micro_batches} micro-batches of {SEQUENCE} tokens, memory.host "
-                f"{options.host or case.host}",
+                f"{options.host or case.host}{disk_words(options)}",
                 case.micro_batches * SEQUENCE,
                 [together(found) for found in runs.values()],
             )

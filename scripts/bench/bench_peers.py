@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 from gpu_busy import GpuBusy
-from kernel_limits import can_limit, run_limited
+from kernel_limits import SlowDisk, can_limit, run_limited
 from peer_results import Result, show, together
 
 from swaptrain.config.load import load_config
@@ -46,6 +46,8 @@ __all__ = ["CASES", "Case", "main"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "scripts" / "peers"
+OURS = {"swaptrain": "float32", "bfloat16": "bfloat16", "8bit": "8bit"}
+"""swaptrain with each form of the optimizer's state."""
 SLACK_BYTES = 64 * MIB
 """Beyond base and budget the kernel counts page tables, thread stacks and slab."""
 
@@ -85,8 +87,8 @@ DEFAULT = {
 def measure(case: Case, system: str, options: argparse.Namespace, job: Path, work: Path) -> Result:
     """Run one system on one case, and look at the GPU meanwhile if it is one's."""
     with GpuBusy() if options.device == "cuda" else nullcontext() as gpu:
-        if system == "swaptrain":
-            found = measure_swaptrain(case, options, job, work)
+        if system in OURS:
+            found = measure_swaptrain(case, system, options, job, work)
         else:
             found = measure_peer(case, system, options, job, work)
     if gpu is None or found.failure:
@@ -107,12 +109,14 @@ def measure_peer(
     if options.clip_norm is not None:
         command.append(f"--clip-norm={options.clip_norm}")
     limit = None if gib is None or not options.limit else gib * GIB
-    done = run_limited(command, limit, options.environment)
+    done = run_limited(command, options.environment, memory_bytes=limit, disk=options.disk)
     rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("STEP ")]
     return result(system, limit, rows, done.returncode, done.stderr, options)
 
 
-def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: Path) -> Result:
+def measure_swaptrain(
+    case: Case, system: str, options: argparse.Namespace, job: Path, work: Path
+) -> Result:
     """Run swaptrain under base + budget + 64 MiB."""
     run_dir = work / "swaptrain"
     config = work / "swaptrain.yaml"
@@ -120,7 +124,7 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
     tree = swaptrain_config(
         job, run_dir, micro_batches=case.micro_batches, steps=steps, device=options.device
     )
-    tree["optimizer"]["clip_norm"] = options.clip_norm
+    tree["optimizer"].update(clip_norm=options.clip_norm, state=OURS[system])
     tree["train"]["threads"] = options.threads
     tree["memory"] = {"host": f"{case.host_gib}GiB"}
     if options.device == "cuda" and case.device_gib is not None:
@@ -132,20 +136,38 @@ def measure_swaptrain(case: Case, options: argparse.Namespace, job: Path, work: 
         limit = base_bytes(config, options.environment) + case.host_gib * GIB + SLACK_BYTES
     command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
     try:
-        done = run_limited(command, limit, options.environment)
+        done = run_limited(command, options.environment, memory_bytes=limit, disk=options.disk)
         metrics = run_dir / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     rows = [{**(row := json.loads(line)), "peak_bytes": row["peak_host_bytes"]} for line in lines]
-    found = result("swaptrain", limit, rows, done.returncode, done.stderr, options)
+    found = result(system, limit, rows, done.returncode, done.stderr, options)
     return replace(found, commit_every=case.commit_every)
+
+
+def slow_disk(options: argparse.Namespace, work: Path) -> SlowDisk | None:
+    """Return the limit of the disk that holds `work`, for every system; None: it has none.
+
+    swaptrain measures the slow disk then, and keeps its figures in `work`.
+    """
+    speed = options.megabytes_per_s
+    if speed is None:
+        return None
+    options.environment["XDG_CACHE_HOME"] = str(work / "figures")
+    return SlowDisk(speed * 10**6, [work])
+
+
+def disk_words(options: argparse.Namespace) -> str:
+    """Return the end of a title, with the disk's limit where it has one."""
+    speed = options.megabytes_per_s
+    return "" if speed is None else f", {speed} + {speed} MB/s"
 
 
 def base_bytes(config: Path, environment: dict[str, str]) -> int:
     """Return what a run's process takes before its budget, with the allocator that it will have."""
     command = [sys.executable, __file__, "--base-of", str(config)]
-    done = run_limited(command, None, environment)
+    done = run_limited(command, environment)
     if done.returncode:
         raise SystemExit(done.stderr)
     return int(done.stdout)
@@ -175,12 +197,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    systems = ["swaptrain", "zero_infinity", "mapped", "in_memory"]
+    usual = ["swaptrain", "zero_infinity", "mapped", "in_memory"]
+    systems = [*OURS, *usual[1:]]
     parser.add_argument("--case", nargs="+", choices=CASES, metavar="CASE",
                         help=f"of {', '.join(CASES)}; default: {', '.join(DEFAULT['cuda'])} on a "
                              "GPU, else all others but small")  # fmt: skip
     parser.add_argument("--systems", nargs="+", choices=systems, metavar="SYSTEM",
-                        help=f"of {', '.join(systems)}; default: all, mapped on a CPU")  # fmt: skip
+                        help=f"of {', '.join(systems)}; default: all but bfloat16 and 8bit, mapped "
+                             "on a CPU")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
                         help="what every system computes on (default cpu)")  # fmt: skip
     parser.add_argument("--peer-python", type=Path, help="the Python that has DeepSpeed")
@@ -189,6 +213,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1,
                         help="times that every system has its turn, in alternating order, for a "
                              "machine whose speed changes within minutes (default 1)")  # fmt: skip
+    parser.add_argument("--megabytes-per-s", type=int,
+                        help="of the disk, each way (needs root); default: as it is")  # fmt: skip
     parser.add_argument("--clip-norm", type=float, help="clip by the global norm; default: not")
     parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
@@ -197,7 +223,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.case = options.case or DEFAULT[options.device]
     options.systems = options.systems or [
-        system for system in systems if options.device == "cpu" or system != "mapped"
+        system for system in usual if options.device == "cpu" or system != "mapped"
     ]
     if options.base_of is not None:
         return options
@@ -237,6 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench_peers.", dir=options.work) as directory:
         work = Path(directory).resolve()
+        options.disk = slow_disk(options, work)
         for name in options.case:
             case = CASES[name]
             job = work / case.shape
@@ -244,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for other in {c.shape for c in CASES.values()}:
                     shutil.rmtree(work / other, ignore_errors=True)
                 write_job(job, case.shape, sequences=256)
-            systems = [s for s in options.systems if s == "swaptrain" or s in case.limits_gib]
+            systems = [s for s in options.systems if s in OURS or s in case.limits_gib]
             runs: dict[str, list[Result]] = {system: [] for system in systems}
             for turn in range(options.rounds):
                 for system in reversed(systems) if turn % 2 else systems:
@@ -258,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             show(
                 f"{name}: {case.shape} parameters, {case.micro_batches} micro-batches of "
                 f"{SEQUENCE} tokens, memory.host {case.host_gib} GiB, "
-                f"commit.every {case.commit_every}",
+                f"commit.every {case.commit_every}{disk_words(options)}",
                 case.micro_batches * SEQUENCE,
                 [together(found) for found in runs.values()],
             )

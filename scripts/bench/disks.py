@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernel_limits import run_throttled
+from kernel_limits import SlowDisk, run_limited
 from rich.console import Console
 from rich.table import Table
 from slow_disk import ROOT, SHAPES, write_config
@@ -83,7 +83,8 @@ def run_on(options: argparse.Namespace, disks: Sequence[Path], work: Path) -> li
         *options.override,
     ]  # fmt: skip
     environment = {"XDG_CACHE_HOME": str(work / f"cache-{len(disks)}")}
-    done = run_throttled(command, options.megabytes_per_s * 10**6, disks, environment)
+    slow = SlowDisk(options.megabytes_per_s * 10**6, disks)
+    done = run_limited(command, environment, disk=slow)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()

@@ -5,97 +5,91 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["can_limit", "run_limited", "run_throttled"]
+__all__ = ["SlowDisk", "can_limit", "run_limited"]
 
 _ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class SlowDisk:
+    """How many bytes a second the disk of each directory reads, and how many it writes."""
+
+    bytes_per_s: int
+    directories: Sequence[Path]
 
 
 def can_limit() -> bool:
     """Whether this process may make a cgroup with a memory limit."""
     try:
-        with _group(1 << 30):
+        with _groups(1 << 30, None):
             return True
     except OSError:
         return False
 
 
 def run_limited(
-    command: Sequence[str], limit_bytes: int | None, environment: Mapping[str, str]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    memory_bytes: int | None = None,
+    disk: SlowDisk | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, page cache and children included within `limit_bytes`; None is no limit.
+    """Run a command, page cache and children included within `memory_bytes`; None is no limit.
 
     A process that needs more is killed: its return code is then -9. Raises OSError where a cgroup
-    cannot be made.
+    cannot be made or the disk cannot be throttled.
     """
-    if limit_bytes is None:
-        return _run(command, environment)
-    with _group(limit_bytes) as group:
-        return _run_in(group, command, environment)
+    with _groups(memory_bytes, disk) as groups:
+        joins = "".join(f"echo $$ > {group}/cgroup.procs && " for group in groups)
+        return subprocess.run(
+            ["sh", "-c", f'{joins}exec "$0" "$@"', *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment},
+        )
 
 
-def run_throttled(
-    command: Sequence[str],
-    bytes_per_s: int,
-    directories: Sequence[Path],
-    environment: Mapping[str, str],
-) -> subprocess.CompletedProcess[str]:
-    """Run a command for which the disk of each directory reads so many bytes a second, and writes.
+@contextmanager
+def _groups(memory_bytes: int | None, disk: SlowDisk | None) -> Iterator[list[Path]]:
+    """Make the groups that a process has to join for these limits, below this process's own.
 
-    Raises OSError where a cgroup cannot be made or the disk cannot be throttled.
+    Cgroups of version 1 have a tree for each controller, those of version 2 one for all.
     """
-    with _slow_group(bytes_per_s, directories) as group:
-        return _run_in(group, command, environment)
-
-
-def _run_in(
-    group: Path, command: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    shell = f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"'
-    return _run(["sh", "-c", shell, *command], environment)
-
-
-def _run(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
-
-
-@contextmanager
-def _group(limit_bytes: int) -> Iterator[Path]:
-    with _new_group("memory") as (group, first):
-        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(limit_bytes))
-        yield group
-
-
-@contextmanager
-def _slow_group(bytes_per_s: int, directories: Sequence[Path]) -> Iterator[Path]:
-    with _new_group("blkio") as (group, first):
-        for number in {directory.stat().st_dev for directory in directories}:
-            disk = f"{os.major(number)}:{os.minor(number)}"
-            if first:
-                for way in ("read", "write"):
-                    limit = f"{disk} {bytes_per_s}"
-                    (group / f"blkio.throttle.{way}_bps_device").write_text(limit)
-            else:
-                (group / "io.max").write_text(f"{disk} rbps={bytes_per_s} wbps={bytes_per_s}")
-        yield group
-
-
-@contextmanager
-def _new_group(controller: str) -> Iterator[tuple[Path, bool]]:
-    """Make a group below this process's own; also say whether it is one of cgroups' version 1."""
     lines = Path("/proc/self/cgroup").read_text().split()
     own = {name: path for line in lines for name, path in [line.split(":", 2)[1:]]}
-    first = (_ROOT / controller).is_dir()
-    parent = _ROOT / controller / own[controller].lstrip("/") if first else _ROOT / own[""][1:]
-    group = parent / f"swaptrain-{os.getpid()}"
-    group.mkdir()
-    try:
-        yield group, first
-    finally:
-        group.rmdir()
+    groups: dict[Path, Path] = {}
+    with ExitStack() as stack:
+
+        def group_of(controller: str) -> tuple[Path, bool]:
+            first = (_ROOT / controller).is_dir()
+            path = own[controller].lstrip("/") if first else own[""][1:]
+            parent = _ROOT / controller / path if first else _ROOT / path
+            if parent not in groups:
+                groups[parent] = parent / f"swaptrain-{os.getpid()}"
+                groups[parent].mkdir()
+                stack.callback(groups[parent].rmdir)
+            return groups[parent], first
+
+        if memory_bytes is not None:
+            group, first = group_of("memory")
+            file = "memory.limit_in_bytes" if first else "memory.max"
+            (group / file).write_text(str(memory_bytes))
+        if disk is not None:
+            group, first = group_of("blkio")
+            for number in {path.stat().st_dev for path in disk.directories}:
+                device = f"{os.major(number)}:{os.minor(number)}"
+                _slow_down(group, device, disk.bytes_per_s, first)
+        yield list(groups.values())
+
+
+def _slow_down(group: Path, device: str, bytes_per_s: int, first: bool) -> None:
+    if not first:
+        (group / "io.max").write_text(f"{device} rbps={bytes_per_s} wbps={bytes_per_s}")
+        return
+    for way in ("read", "write"):
+        (group / f"blkio.throttle.{way}_bps_device").write_text(f"{device} {bytes_per_s}")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_limits import run_limited, run_throttled
+from kernel_limits import SlowDisk, run_limited
 from rich.console import Console
 from rich.table import Table
 
@@ -49,10 +49,8 @@ def run_once(
         *options.override,
     ]
     environment = {"XDG_CACHE_HOME": str(run_dir.with_suffix(".cache"))}
-    if megabytes_per_s is None:
-        done = run_limited(command, None, environment)
-    else:
-        done = run_throttled(command, megabytes_per_s * 10**6, [work], environment)
+    disk = None if megabytes_per_s is None else SlowDisk(megabytes_per_s * 10**6, [work])
+    done = run_limited(command, environment, disk=disk)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()

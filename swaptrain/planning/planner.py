@@ -29,8 +29,9 @@ from swaptrain.planning.budgets.creation import creation_bytes
 from swaptrain.planning.budgets.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.planning.budgets.remedies import remedy_of
 from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
-from swaptrain.planning.dry_run import Measured, dry_run
-from swaptrain.planning.measured_record import MeasuredRecord
+from swaptrain.planning.measure.dry_run import dry_run
+from swaptrain.planning.measure.measured import Measured
+from swaptrain.planning.measure.measured_record import MeasuredRecord
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks

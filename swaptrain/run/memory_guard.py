@@ -10,7 +10,7 @@ from swaptrain.compute.device import ComputeDevice
 from swaptrain.memory.malloc import grow_heap
 from swaptrain.memory.slab import SlabPool
 from swaptrain.observe.memory_usage import resident_bytes
-from swaptrain.planning.dry_run import Measured, kind_of
+from swaptrain.planning.measure.measured import Measured, kind_of
 from swaptrain.planning.planner import Plan
 from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.spans import spanned

@@ -20,7 +20,7 @@ from swaptrain.compute.operations import Slabs
 from swaptrain.config.schema import Config
 from swaptrain.errors import StoppedBySignal
 from swaptrain.planning import prepare
-from swaptrain.planning.dry_run import DryRun
+from swaptrain.planning.measure.sampler import Sampler
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.overlap import side_by_side
@@ -434,16 +434,16 @@ def test_a_start_pins_no_memory_anew_for_each_sample(
     monkeypatch.setattr(streams, "pin", lambda _, nbytes: pins.append(nbytes))
     monkeypatch.setattr(streams, "unpin", lambda _, nbytes: pins.append(-nbytes))
     monkeypatch.setattr(prepare, "open_device", lambda *_: StreamDevice(streams))
-    samples, sample = list[int](), DryRun.sample
+    samples, sample = list[int](), Sampler.sample
 
-    def noted(run: DryRun, instructions: list[Instruction], step: int) -> None:
+    def noted(run: Sampler, instructions: list[Instruction], step: int) -> None:
         samples.append(len(instructions))
         sample(run, instructions, step)
 
     def planned(training: Training) -> None:
         raise StoppedBySignal(2, "planned")
 
-    monkeypatch.setattr(DryRun, "sample", noted)
+    monkeypatch.setattr(Sampler, "sample", noted)
     monkeypatch.setattr(Training, "run", planned)
     with pytest.raises(StoppedBySignal):
         train(_config(tmp_path / "run", "llama", "fused"))

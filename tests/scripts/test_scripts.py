@@ -196,8 +196,8 @@ def test_a_process_over_its_memory_limit_is_killed(monkeypatch: pytest.MonkeyPat
     if not limits.can_limit():
         pytest.skip("no cgroup with a memory limit can be made here")
     wants = [sys.executable, "-c", "bytearray(b'x') * (200 << 20)"]
-    assert limits.run_limited(wants, 100 << 20, {}).returncode == -9
-    assert limits.run_limited(wants, 400 << 20, {}).returncode == 0
+    assert limits.run_limited(wants, {}, memory_bytes=100 << 20).returncode == -9
+    assert limits.run_limited(wants, {}, memory_bytes=400 << 20).returncode == 0
 
 
 def test_disks_of_files_go_with_whoever_made_them(tmp_path: Path) -> None:

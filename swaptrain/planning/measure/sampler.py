@@ -1,35 +1,31 @@
-"""Measures what each class of segments takes: torch's own memory, seconds, what autograd saves."""
+"""Executes single instructions on slabs of their own, and notes seconds and memory of each kind."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
 
 from swaptrain.capture.captured import Captured
 from swaptrain.capture.checks.operation import unchecked
-from swaptrain.capture.ranges.expert_operations import even_bounds
 from swaptrain.capture.ranges.expert_products import has_products
-from swaptrain.capture.trained_rows import all_rows
 from swaptrain.compute.known_products import KnownProducts
 from swaptrain.compute.object_tensors import copy_into, view, views
 from swaptrain.compute.operations import Operations, Slabs
-from swaptrain.memory.malloc import release, retain, trim
+from swaptrain.memory.malloc import trim
 from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
+from swaptrain.planning.measure.measured import Measured, kind_of
 from swaptrain.program.evaluation import is_evaluated
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
-from swaptrain.program.step import StepBuilder
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.store.format.object_layouts import Layouts
 
-__all__ = ["DryRun", "Measured", "dry_run", "kind_of"]
+__all__ = ["Sampler"]
 
-_ROUNDS = 3
 _ENOUGH = 4
 """Times what is enough to time a product: after so long a kind of instruction is run no more."""
 _STD = 0.02
@@ -42,26 +38,7 @@ _MOST_DRAWN = 1 << 24
 _NO_OUTPUT = (-1, -1)
 
 
-@dataclass
-class Measured:
-    """What was seen of one instruction of each kind and class."""
-
-    arena_bytes: int = 0
-    """What torch takes beyond slabs, at the most."""
-    saved_count: dict[int, int] = field(default_factory=dict)
-    """By isomorphism class: the tensors that autograd saves in a forward."""
-    seconds: dict[tuple[Operation, int, bool], float] = field(default_factory=dict)
-    """By operation, isomorphism class, and whether autograd's tensors are saved for the backward:
-    the median of several rounds."""
-    decoding_s: dict[int, float] = field(default_factory=dict)
-    """By isomorphism class: what a visit takes to decode weights, for all its micro-batches."""
-    own_bytes: dict[tuple[Operation, int, bool], int] = field(default_factory=dict)
-    """The most that torch takes for one such instruction where it finds no free block."""
-    tier_s: float = 0.0
-    """Seconds that the tier takes for an instruction, as an earlier start measured; 0: none did."""
-
-
-class DryRun:
+class Sampler:
     """Executes instructions on slabs of their own, and notes what they take."""
 
     def __init__(
@@ -308,193 +285,8 @@ class DryRun:
         operations.device.synchronize()
 
 
-def dry_run(
-    captured: Captured,
-    layouts: Layouts,
-    operations: Operations,
-    builder: StepBuilder,
-    batch: Mapping[str, Tensor],
-    *,
-    host_bytes: int,
-    saving: bool,
-    products: KnownProducts,
-    known: Measured | None = None,
-) -> Measured:
-    """Run a forward, a backward, an update, and what an evaluation computes, on weights of zero.
-
-    Each isomorphism class once in every round; what takes seconds in fewer rounds. `products` keep
-    what is known of matrix products from one cut to the next: large segments leave out those.
-
-    Values between segments are zeros too, but for whole numbers: they are what a forward of the
-    producer's class made.
-    In the order of the program and several times over, under the allocator's rules of training,
-    since what is taken also depends on how freed blocks fit together. The resident set's high-water
-    mark shows it, kernels' own scratch included; where it cannot be reset (no write access to
-    /proc/self/clear_refs), twice the graph's own sizes is returned.
-
-    With `saving`, `layouts` learns what autograd saves in the segments whose forward and backward
-    with it fit `host_bytes` beside the rest.
-
-    With `known`, what an earlier start measured of the same, one round is enough: it shows that the
-    instructions run, and what they take here where that is more.
-    """
-    program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
-    samples = _samples(captured, (*program, *builder.evaluation()))
-    dry = DryRun(captured, layouts, operations, batch, clipped=builder.deferred, products=products)
-    with closing(dry) as run, all_rows(), even_bounds(), run.decoding():
-        marks = reset_peak()
-        release()
-        floor_bytes = resident_bytes()
-        retain()
-        steps = range(1, _ROUNDS + 1)
-        if known is not None and not _covers(known, captured, samples):
-            known = None
-        for step in steps if known is None else steps[:1]:
-            for instruction in samples:
-                if not run.is_enough(instruction):
-                    run.sample([instruction], step)
-        taken = run.peak_bytes - floor_bytes
-        if known is not None:
-            taken = max(taken, known.arena_bytes)
-        pairs = _saving_pairs(run, samples, builder, host_bytes - taken) if saving else []
-        plain = [i for i in samples if i.operation in (Operation.FORWARD, Operation.BACKWARD)]
-        if known is not None and _covers(known, captured, [i for pair in pairs for i in pair]):
-            operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
-            release()
-            return _as_known(run.measured, known, taken)
-        if pairs:  # the two are compared, and the machine may have been slower before
-            run.forget_seconds(plain)
-        for step in steps if pairs else ():
-            pairs = [
-                pair
-                for pair in pairs
-                if all(map(run.is_enough, pair)) or _has_room(run, pair, step)
-            ]
-            for instruction in plain:
-                if not run.is_enough(instruction):
-                    run.sample([instruction], step)
-        taken = run.peak_bytes - floor_bytes
-        operations.device.begin(-1)  # the copies it keeps are of slabs that are gone
-        release()
-        if not marks:
-            taken = max(
-                2 * (captured.computed_by(i).at_once_bytes + _decoded_bytes(captured, i))
-                for i in samples
-            )
-            run.measured.own_bytes.clear()
-    return replace(run.measured, arena_bytes=taken)
-
-
 def _first(tensor: Tensor) -> Tensor:
     """Return the first rows of a large tensor: a change in them shows as well as in all."""
     if tensor.numel() <= _MOST_DRAWN:
         return tensor
     return tensor[: max(1, _MOST_DRAWN * len(tensor) // tensor.numel())]
-
-
-def _covers(known: Measured, captured: Captured, instructions: Iterable[Instruction]) -> bool:
-    """Whether each kind of these has its seconds."""
-    return all(kind_of(captured, instruction) in known.seconds for instruction in instructions)
-
-
-def _as_known(found: Measured, known: Measured, taken_bytes: int) -> Measured:
-    """Return the figures of an earlier start, with what this one counted."""
-    own = {
-        kind: max(value, found.own_bytes.get(kind, 0)) for kind, value in known.own_bytes.items()
-    }
-    return replace(known, arena_bytes=taken_bytes, saved_count=found.saved_count, own_bytes=own)
-
-
-def kind_of(captured: Captured, instruction: Instruction) -> tuple[Operation, int, bool]:
-    """Return an instruction's operation, its class, and whether autograd's tensors are saved."""
-    isomorphism = captured.computed_by(instruction).isomorphism
-    saves = any(key.kind is Kind.SAVED for key in instruction.touches)
-    return instruction.operation, isomorphism, saves
-
-
-def _slab_bytes(layouts: Layouts, instructions: Iterable[Instruction]) -> int:
-    """Return the bytes of slabs that instructions touch together."""
-    return sum(layouts.size_bytes(key) for key in {k for i in instructions for k in i.touches})
-
-
-def _saving_pairs(
-    run: DryRun, samples: list[Instruction], builder: StepBuilder, limit_bytes: int
-) -> list[tuple[Instruction, Instruction]]:
-    """Return a forward that saves and its backward, by class, where both fit `limit_bytes`.
-
-    The layouts take note of what the segments of these classes save.
-    """
-    model, layouts = run.captured.model, run.layouts
-    learning = [s for s in model.segments[:-1] if builder.objects.learns(s)]
-    classes = {segment.isomorphism for segment in learning}
-    found = {
-        isomorphism: run.measure_saved(sample)
-        for sample in samples
-        if sample.operation is Operation.FORWARD
-        and (isomorphism := model.segment(sample.segment).isomorphism) in classes
-    }
-    for segment in learning:  # what the last one saves is used at once
-        saved_bytes = found[segment.isomorphism]
-        if saved_bytes is not None:
-            layouts.note_saved(segment.index, saved_bytes)
-    program = replace(builder, saves=frozenset(layouts.saved)).step()
-    pairs = []
-    for forward, backward in _pairs(run.captured, program):
-        if _slab_bytes(layouts, (forward, backward)) <= limit_bytes:
-            pairs.append((forward, backward))
-        else:
-            _forget_saved(run, forward)
-    return pairs
-
-
-def _has_room(run: DryRun, pair: tuple[Instruction, Instruction], step: int) -> bool:
-    """Sample a forward that saves and its backward, and say whether the device has the memory."""
-    try:
-        run.sample(list(pair), step)
-    except torch.OutOfMemoryError:
-        _forget_saved(run, pair[0])
-        return False
-    return True
-
-
-def _forget_saved(run: DryRun, forward: Instruction) -> None:
-    """Let no segment of a forward's class save."""
-    model = run.captured.model
-    own = model.segment(forward.segment).isomorphism
-    run.layouts.forget_saved(s.index for s in model.segments if s.isomorphism == own)
-
-
-def _samples(captured: Captured, program: Iterable[Instruction]) -> list[Instruction]:
-    """Return one instruction of each kind and class, in the order of the program.
-
-    Of a class whose segments differ in what they have to decode, the one with the most.
-    """
-    chosen: dict[tuple[int, Operation], Instruction] = {}
-    for instruction in program:
-        if instruction.segment and not instruction.is_exchange:
-            key = captured.computed_by(instruction).isomorphism, instruction.operation
-            known = chosen.setdefault(key, instruction)
-            if _decoded_bytes(captured, instruction) > _decoded_bytes(captured, known):
-                chosen[key] = instruction
-    return list(chosen.values())
-
-
-def _decoded_bytes(captured: Captured, instruction: Instruction) -> int:
-    return captured.model.decoded_bytes(captured.computed_by(instruction).parameters)
-
-
-def _pairs(captured: Captured, program: Program) -> list[tuple[Instruction, Instruction]]:
-    """Return a forward that saves, and the backward of the same segment, of each class."""
-    forwards: dict[int, Instruction] = {}
-    pairs: dict[int, tuple[Instruction, Instruction]] = {}
-    for instruction in program:
-        if any(key.kind is Kind.SAVED for key in instruction.touches):
-            isomorphism = captured.model.segment(instruction.segment).isomorphism
-            if instruction.operation is Operation.FORWARD:
-                forwards.setdefault(isomorphism, instruction)
-            elif isomorphism not in pairs:
-                forward = forwards[isomorphism]
-                where = instruction.segment, instruction.micro_batch
-                if where == (forward.segment, forward.micro_batch):
-                    pairs[isomorphism] = forward, instruction
-    return list(pairs.values())

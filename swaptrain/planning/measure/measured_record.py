@@ -16,7 +16,7 @@ import torch
 from swaptrain.config.schema import Config
 from swaptrain.errors import RunError
 from swaptrain.machine.fingerprint import this_machine
-from swaptrain.planning.dry_run import Measured
+from swaptrain.planning.measure.measured import Measured
 from swaptrain.program.instructions import Operation
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.strict_json import read_json

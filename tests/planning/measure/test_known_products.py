@@ -11,7 +11,7 @@ import pytest
 
 from swaptrain.compute.known_products import KnownProducts
 from swaptrain.config.schema import Config
-from swaptrain.planning.dry_run import DryRun
+from swaptrain.planning.measure.sampler import Sampler
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Operation
@@ -55,13 +55,13 @@ class Watched(KnownProducts):
 def samples(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Operation]]:
     """Return the rounds in which instructions are run, with the instruction's operation."""
     found: list[tuple[int, Operation]] = []
-    sample = DryRun.sample
+    sample = Sampler.sample
 
-    def noted(self: DryRun, instructions: list[Instruction], step: int) -> None:
+    def noted(self: Sampler, instructions: list[Instruction], step: int) -> None:
         found.extend((step, instruction.operation) for instruction in instructions)
         sample(self, instructions, step)
 
-    monkeypatch.setattr(DryRun, "sample", noted)
+    monkeypatch.setattr(Sampler, "sample", noted)
     return found
 
 

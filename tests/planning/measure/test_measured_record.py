@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from swaptrain.planning.dry_run import DryRun, Measured
-from swaptrain.planning.measured_record import MeasuredRecord
+from swaptrain.planning.measure.measured import Measured
+from swaptrain.planning.measure.measured_record import MeasuredRecord
+from swaptrain.planning.measure.sampler import Sampler
 from swaptrain.program.instructions import Operation
 from tests.support.runs import config_of, losses, trained
 
@@ -29,13 +30,13 @@ def job(run: Path, steps: int, host: str = "64MiB") -> Any:
 def samples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the rounds in which instructions are run before a start trains, one entry each."""
     found: list[int] = []
-    sample = DryRun.sample
+    sample = Sampler.sample
 
-    def counted(self: DryRun, instructions: Any, step: int) -> None:
+    def counted(self: Sampler, instructions: Any, step: int) -> None:
         found.append(step)
         sample(self, instructions, step)
 
-    monkeypatch.setattr(DryRun, "sample", counted)
+    monkeypatch.setattr(Sampler, "sample", counted)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from swaptrain.compute.object_tensors import views
 from swaptrain.compute.operations import Slabs
-from swaptrain.planning.dry_run import DryRun
+from swaptrain.planning.measure.sampler import Sampler
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, Operation
 from tests.support.mixtures import EXPERTS, MIXTURES
@@ -23,9 +23,9 @@ CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 def experts_taught(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return of how many experts each backward of the dry run leaves a gradient."""
     found: list[int] = []
-    execute = DryRun._execute
+    execute = Sampler._execute
 
-    def counted(self: DryRun, instruction: Instruction, slabs: Slabs, step: int) -> None:
+    def counted(self: Sampler, instruction: Instruction, slabs: Slabs, step: int) -> None:
         accumulators = [key for key in slabs if key.kind is Kind.ACCUMULATOR]
         if instruction.operation is Operation.BACKWARD:
             for key in accumulators:
@@ -41,7 +41,7 @@ def experts_taught(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                     if gradient.dim() == 3 and gradient.shape[0] == EXPERTS:
                         found.append(int(gradient.flatten(1).any(1).sum()))
 
-    monkeypatch.setattr(DryRun, "_execute", counted)
+    monkeypatch.setattr(Sampler, "_execute", counted)
     return found
 
 
