@@ -15,7 +15,7 @@ import torch
 from swaptrain.machine import speeds
 from swaptrain.machine.speeds import Machine
 from swaptrain.planning import prepare
-from swaptrain.run.steps import Training
+from swaptrain.run.steps.training import Training
 from tests.support.captures import Captures
 from tests.support.machines import MACHINE
 from tests.support.plain import PlainRuns

@@ -29,7 +29,7 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import SwaptrainError
 from swaptrain.models.build import model_factory
 from swaptrain.models.initial_weights import InitialWeights
-from swaptrain.models.pretrained import Pretrained
+from swaptrain.models.stored.pretrained import Pretrained
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.models.trials.rows_apart import keeps_rows_apart
 from swaptrain.reference import train_reference

@@ -33,9 +33,9 @@ from swaptrain.config.load import load_config  # noqa: E402
 from swaptrain.config.schema import Config  # noqa: E402
 from swaptrain.planning.prepare import Prepared  # noqa: E402
 from swaptrain.program.instructions import Instruction, Operation  # noqa: E402
-from swaptrain.run.executor import Executor  # noqa: E402
 from swaptrain.run.signals import StopRequest  # noqa: E402
-from swaptrain.run.steps import Training  # noqa: E402
+from swaptrain.run.steps.executor import Executor  # noqa: E402
+from swaptrain.run.steps.training import Training  # noqa: E402
 
 
 class Log:

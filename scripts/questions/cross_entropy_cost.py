@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swaptrain.capture.cross_entropy import cross_entropy
-from swaptrain.capture.trained_rows import trained_rows
+from swaptrain.capture.head.cross_entropy import cross_entropy
+from swaptrain.capture.head.trained_rows import trained_rows
 from swaptrain.memory.malloc import retain, tune
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
 from swaptrain.units import MIB

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from swaptrain.config.load import load_config
+from swaptrain.models.adapters.lora import adapter_fields
 from swaptrain.models.build import build, model_factory
-from swaptrain.models.lora import adapter_fields
 from swaptrain.planning.budgets.creation import creation_bytes
 from swaptrain.planning.cuts import Cutter
 from swaptrain.planning.update_rules import update_rules

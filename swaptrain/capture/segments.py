@@ -10,7 +10,7 @@ import torch
 import xxhash
 from torch import fx
 
-from swaptrain.capture.loss_by_rows import entropy_in, replace_cross_entropy
+from swaptrain.capture.head.loss_by_rows import entropy_in, replace_cross_entropy
 from swaptrain.capture.losses.rewriting import weigh
 from swaptrain.capture.losses.terms import LossTerms
 from swaptrain.capture.randomness import reseed

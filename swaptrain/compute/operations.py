@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,23 +13,20 @@ from swaptrain.compute.blocks import add_widened
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.device_prefetch import Ahead
 from swaptrain.compute.gradient_norms import GradientNorms
-from swaptrain.compute.object_tensors import clear_padding, copy_into, object_view, views
+from swaptrain.compute.object_tensors import clear_padding, copy_into
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
-from swaptrain.compute.split_master import storage_order
-from swaptrain.compute.state_codecs import scales_of
+from swaptrain.compute.segment_update import SegmentUpdate
+from swaptrain.compute.slab_tensors import Slabs, SlabTensors
 from swaptrain.compute.update import Rules
-from swaptrain.memory.slab import Slab
 from swaptrain.models.quantization import decode
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.model import ParameterSpec
-from swaptrain.program.roles import Role, role_of
-from swaptrain.program.state_arrays import array_of, arrays_of
+from swaptrain.program.roles import Role
+from swaptrain.program.state_arrays import arrays_of
 from swaptrain.store.format.object_layouts import Layouts
 
-__all__ = ["Operations", "Slabs"]
-
-Slabs = Mapping[ObjectKey, Slab]
+__all__ = ["Operations"]
 
 
 class Operations:
@@ -50,17 +46,25 @@ class Operations:
     ) -> None:
         self._captured, self._layouts = captured, layouts
         self._model = captured.model
-        self._runner, self.rules, self.device = runner, rules, device
-        self._norms: GradientNorms
-        """Of the gradients that the update which is under way has come to."""
+        self._runner, self.device = runner, device
+        self._tensors = SlabTensors(layouts, device)
         self.ahead = Ahead(captured, layouts, device)
-        self._bring_back = device.bring_back if device.overlaps else None
+        self._update = SegmentUpdate(captured.model, layouts, rules, device, self.ahead)
         self._visit: tuple[int, int] | None = None
         self._decoded: dict[str, Tensor] = {}
         """Weights that lie as codes, for the segment whose micro-batches are computed."""
         self.decode = decode
         """The dry run puts another one in its place."""
-        runner.move_to(device.device, self._bring_back)
+        runner.move_to(device.device, device.bring_back if device.overlaps else None)
+
+    @property
+    def rules(self) -> Rules:
+        """Return the optimizer's rule of each parameter."""
+        return self._update.rules
+
+    @rules.setter
+    def rules(self, rules: Rules) -> None:
+        self._update.rules = rules
 
     def forget(self, instruction: Instruction) -> None:
         """Drop the device's copies of what is dead, or belongs to one micro-batch.
@@ -82,7 +86,7 @@ class Operations:
     def load(self, instruction: Instruction, slabs: Slabs, batch: Mapping[str, Tensor]) -> None:
         """Put a micro-batch's tensors into their slabs."""
         for key in instruction.writes:
-            copy_into(self._host_view(key, slabs), batch[key.name.partition("batch.")[2]])
+            copy_into(self._tensors.view(key, slabs), batch[key.name.partition("batch.")[2]])
 
     def forward(
         self,
@@ -97,7 +101,7 @@ class Operations:
         self._keep_buffers(instruction, slabs)
         operands = self._operands(instruction, slabs)
         self.ahead.fetch(instruction)
-        memory = self._saved(instruction.writes, slabs, read=False)
+        memory = self._tensors.saved(instruction.writes, slabs, read=False)
         outputs = self._runner.forward(
             instruction.segment, step, instruction.micro_batch, operands, memory, weights
         )
@@ -153,12 +157,12 @@ class Operations:
             if key.kind is Kind.GRADIENT:
                 name = key.name.removeprefix("parameter.")
                 incoming = name in segment.outputs and name == key.name
-                (gradients if incoming else later)[name] = self._fetch(key, slabs)
+                (gradients if incoming else later)[name] = self._tensors.fetch(key, slabs)
         for key in instruction.writes:
             # The disk gets it, and records a checksum: a step made again has to give the same.
             clear_padding(self._layouts.array(key), slabs[key])
         first = any(key.kind is Kind.ACCUMULATOR for key in instruction.writes)
-        sums = self._accumulators(instruction, slabs, read=not first)
+        sums = self._tensors.accumulators(instruction, slabs, read=not first)
         partial = {
             key.name.removeprefix("parameter."): key
             for key in instruction.writes
@@ -166,12 +170,12 @@ class Operations:
         }
         missing = set(sums) if first else set()
         hooks = self._runner.hooks
-        memory = self._saved(instruction.reads, slabs)
+        memory = self._tensors.saved(instruction.reads, slabs)
         self.ahead.fetch(instruction)
 
         def sink(name: str, gradient: Tensor) -> None:
             if name in partial:
-                self.device.store(self._host_view(partial[name], slabs), gradient)
+                self.device.store(self._tensors.view(partial[name], slabs), gradient)
             elif name in missing:
                 sums[name].copy_(gradient)
                 missing.discard(name)
@@ -187,14 +191,14 @@ class Operations:
             sums[name].zero_()
         for key in () if sums_stay else instruction.touches:
             if key.kind is Kind.ACCUMULATOR:
-                for name, host in self._views(key, slabs).items():
+                for name, host in self._tensors.views(key, slabs).items():
                     self.device.put(host, sums[name])
         if instruction.operation is Operation.TURN:
             self._put_buffers(instruction, slabs, operands)
         for key in instruction.writes:
             if key.kind is Kind.GRADIENT and key.name in inputs:
                 gradient = inputs[key.name]
-                target = self._host_view(key, slabs)
+                target = self._tensors.view(key, slabs)
                 if gradient is None:
                     target.zero_()
                 else:
@@ -208,12 +212,7 @@ class Operations:
 
         Norms are taken of whole parameters in their own layout, as torch's clipping does.
         """
-        self.device.begin(instruction.segment)
-        norms = self._new_norms(instruction, step, scale)
-        for name, gradient in self._accumulators(instruction, slabs, read=True).items():
-            norms.add(name, gradient)
-        norms.send()
-        return norms
+        return self._update.norms(instruction, slabs, step, scale)
 
     def update(
         self,
@@ -235,71 +234,10 @@ class Operations:
         finite NotFiniteError is raised, here or when they are read: what the slabs hold then
         must not be kept.
         """
-        k = instruction.segment
         self.end_visit()
-        self.device.begin(k)
-        state_keys = {key.name: key for key in instruction.changes if key.kind is Kind.STATE}
-        hosts = {name: self._views(key, slabs) for name, key in state_keys.items()}
-        arrays = {name: self._fetched(key, hosts[name]) for name, key in state_keys.items()}
-        sums = self._accumulators(instruction, slabs, read=True)
-        self.ahead.fetch(instruction)
-        pieces = self._pieces(state_keys.values())
-        whole = self._layouts.undivided[k].parameters if pieces is not None else frozenset()
-        if not instruction.part:
-            self._norms = self._new_norms(instruction, step)
-        norms = self._norms if coefficient is None else None
-        for name in self._model.segment(k).owns:
-            parameter = self._model.parameters[name]
-            piece = None
-            if pieces is not None:
-                piece = pieces.get(name)
-                if piece is None and (instruction.part or name not in whole):
-                    continue
-            if not parameter.trainable:
-                continue
-            array = array_of(parameter, self._layouts.compute_dtype)
-            host, weights, gradient = hosts[array][name], arrays[array][name], sums[name]
-            rule = self.rules(name)
-            state = {array: arrays[array][name] for array in rule.stored(parameter.tensor.shape)}
-            if piece is not None:
-                host, weights, gradient = (
-                    storage_order(tensor)[piece] for tensor in (host, weights, gradient)
-                )
-                for array, tensor in state.items():
-                    if state_keys[array].part < 0:
-                        state[array] = _piece_of(tensor, piece, parameter.tensor.numel)
-            named, first = parameter.place_of(0 if piece is None else piece.start)
-            lr, decay = rate(rule.lr), parameter.decays or rule.decays_all
-            halves = parameter.split or parameter.rounded
-            if norms is not None and not halves and name not in norms:
-                norms.add(name, sums[name])  # whole: in this precision the norm has plain's bits
-            if halves:
-                lower = None
-                if parameter.split:
-                    array, _ = parameter.lower
-                    lower = arrays[array][name]
-                    if piece is not None and state_keys[array].part < 0:
-                        lower = _piece_of(lower, piece, parameter.tensor.numel)
-                rule.update_split(
-                    weights, lower, gradient, state,
-                    coefficient=coefficient, updates_before=step - 1 - skipped, lr=lr, decay=decay,
-                    look=None if norms is None else partial(norms.add, name),
-                    name=named, first=first,
-                )  # fmt: skip
-            else:
-                if coefficient is not None:
-                    gradient.mul_(coefficient)
-                rule.update(
-                    weights, gradient, state,
-                    updates_before=step - 1 - skipped, lr=lr, decay=decay, name=named, first=first,
-                )  # fmt: skip
-            self.device.put(host, weights)
-        for array, tensors in arrays.items():
-            for name, tensor in tensors.items() if role_of(array).is_for_updates else ():
-                self.device.put(hosts[array][name], tensor)
-        if norms is not None:
-            norms.send()
-        return norms
+        return self._update.update(
+            instruction, slabs, step, rate=rate, coefficient=coefficient, skipped=skipped
+        )
 
     def begin_visit(self, instruction: Instruction, slabs: Slabs) -> None:
         """Decode the weights of a segment; the instructions on it find them decoded."""
@@ -310,26 +248,6 @@ class Operations:
         """Let go of decoded weights."""
         self._visit = None
         self._decoded.clear()
-
-    def _new_norms(
-        self, instruction: Instruction, step: int, scale: float | None = None
-    ) -> GradientNorms:
-        bring_back = self._bring_back
-        return GradientNorms(
-            segment=instruction.segment, step=step, bring_back=bring_back, scale=scale
-        )
-
-    def _pieces(self, keys: Iterable[ObjectKey]) -> dict[str, slice] | None:
-        """Return which elements of each parameter's memory a part of an update has."""
-        pieces: dict[str, slice] | None = None
-        for key in keys:
-            if key.part >= 0:
-                entries = self._layouts.array(key).entries
-                pieces = pieces or {}
-                pieces |= {
-                    e.tensor.name: slice(e.start, e.start + e.tensor.extent) for e in entries
-                }
-        return pieces
 
     def _decode(self, parameter: ParameterSpec, codes: Tensor, scales: Tensor) -> Tensor:
         assert parameter.quantized is not None
@@ -356,13 +274,13 @@ class Operations:
                 if key not in slabs:  # another rank has the state, and has sent it
                     key = key._replace(kind=Kind.SHARED)
                 if key not in tables:
-                    tables[key] = self._views(key, slabs)
+                    tables[key] = self._tensors.views(key, slabs)
                 stored.append(self.device.fetch(key, name, tables[key][name]))
             if spec.quantized is not None:
                 stored = [self._decoded.setdefault(name, self._decode(spec, *stored))]
             (parameters[name],) = stored
         values = {
-            key.name: self._fetch(key, slabs)
+            key.name: self._tensors.fetch(key, slabs)
             for key in instruction.reads
             if key.kind is Kind.VALUE and not key.name.startswith("before.")
         }
@@ -376,10 +294,10 @@ class Operations:
         buffers: dict[str, Tensor] = {}
         for key in instruction.touches:
             if key.kind is Kind.STATE and key.role is Role.BUFFERS:
-                buffers.update(self._named(key, slabs))
+                buffers.update(self._tensors.named(key, slabs))
         for key in instruction.reads:
             if key.name.startswith("before."):
-                copies = self._named(key, slabs)
+                copies = self._tensors.named(key, slabs)
                 buffers.update({name: copy.clone() for name, copy in copies.items()})
         return buffers
 
@@ -392,7 +310,7 @@ class Operations:
     def _put_buffers(self, instruction: Instruction, slabs: Slabs, operands: Operands) -> None:
         for key in instruction.changes:
             if key.kind is Kind.STATE:
-                for name, target in self._views(key, slabs).items():
+                for name, target in self._tensors.views(key, slabs).items():
                     self.device.put(target, operands.buffers[name])
 
     def _store_outputs(
@@ -400,51 +318,9 @@ class Operations:
     ) -> None:
         for key in instruction.writes:
             if key.kind is Kind.VALUE and not key.name.startswith("before."):
-                self.device.store(self._host_view(key, slabs), outputs[key.name])
-
-    def _accumulators(
-        self, instruction: Instruction, slabs: Slabs, *, read: bool
-    ) -> dict[str, Tensor]:
-        for key in instruction.touches:
-            if key.kind is Kind.ACCUMULATOR:
-                return self._named(key, slabs, read=read)
-        return {}
-
-    def _named(self, key: ObjectKey, slabs: Slabs, *, read: bool = True) -> dict[str, Tensor]:
-        return self._fetched(key, self._views(key, slabs), read=read)
-
-    def _fetched(
-        self, key: ObjectKey, hosts: Mapping[str, Tensor], *, read: bool = True
-    ) -> dict[str, Tensor]:
-        return {n: self.device.fetch(key, n, host, read=read) for n, host in hosts.items()}
-
-    def _fetch(self, key: ObjectKey, slabs: Slabs) -> Tensor:
-        return self.device.fetch(key, "", self._host_view(key, slabs))
-
-    def _saved(
-        self, keys: Iterable[ObjectKey], slabs: Slabs, *, read: bool = True
-    ) -> Tensor | None:
-        """Return the memory of what autograd saves, where an instruction has any; uint8."""
-        for key in keys:
-            if key.kind is Kind.SAVED:
-                return self.device.fetch(key, "", self._host_view(key, slabs), read=read)
-        return None
+                self.device.store(self._tensors.view(key, slabs), outputs[key.name])
 
     def _put_saved(self, instruction: Instruction, slabs: Slabs, memory: Tensor | None) -> None:
         for key in instruction.writes:
             if key.kind is Kind.SAVED and memory is not None:
-                self.device.put(self._host_view(key, slabs), memory)
-
-    def _views(self, key: ObjectKey, slabs: Slabs) -> dict[str, Tensor]:
-        return views(self._layouts.array(key), slabs[key])
-
-    def _host_view(self, key: ObjectKey, slabs: Slabs) -> Tensor:
-        return object_view(self._layouts, key, slabs[key])
-
-
-def _piece_of(state: Tensor, piece: slice, elements: int) -> Tensor:
-    """Return what belongs to a piece of a parameter: of its elements, or of their scales."""
-    flat = storage_order(state)
-    if flat.numel() == elements:
-        return flat[piece]
-    return flat[scales_of(piece)]
+                self.device.put(self._tensors.view(key, slabs), memory)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import xxhash
 
-from swaptrain.compute.operations import Slabs
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.memory.tier import Tier
 from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from swaptrain.compute.operations import Slabs
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.handoff import HandoffWriter, handoff_row
 from swaptrain.durable.ledger import Ledger

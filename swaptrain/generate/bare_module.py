@@ -13,9 +13,9 @@ from swaptrain.capture.init.construct import Addition, construct
 from swaptrain.capture.precision import lower_parameters
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
+from swaptrain.models.adapters.lora import checked_fields
 from swaptrain.models.build import additions, model_factory
 from swaptrain.models.classes import Job
-from swaptrain.models.lora import checked_fields
 from swaptrain.models.transformers_model import hugging_face_factory
 from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.root import RootRecord

@@ -25,15 +25,15 @@ from swaptrain.capture.uncut import Uncut
 from swaptrain.config.model import ModelConfig
 from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut
-from swaptrain.models.adapter_files import AdapterFiles
-from swaptrain.models.checkpoint import Checkpoint
+from swaptrain.models.adapters.files import AdapterFiles
+from swaptrain.models.adapters.lora import adapter_config, inject, saved_names
+from swaptrain.models.adapters.merge import merge_records, plain_names
 from swaptrain.models.factory import Factory, python_factory
 from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
-from swaptrain.models.lora import adapter_config, inject, saved_names
-from swaptrain.models.merge import merge_records, plain_names
-from swaptrain.models.pretrained import Pretrained
 from swaptrain.models.quantized_base import QuantizedBase
+from swaptrain.models.stored.checkpoint import Checkpoint
+from swaptrain.models.stored.pretrained import Pretrained
 from swaptrain.models.thaw import thaw, thawed_by_loading
 from swaptrain.models.trained import Trained, trained_parameters
 from swaptrain.models.transformers_model import hugging_face_factory, job_of

@@ -15,8 +15,8 @@ from torch import nn
 
 from swaptrain.config.model import ModelConfig
 from swaptrain.errors import ConfigError, SwaptrainError
-from swaptrain.models.checkpoint import Checkpoint, open_weights
-from swaptrain.models.own_names import OwnNames
+from swaptrain.models.stored.checkpoint import Checkpoint, open_weights
+from swaptrain.models.stored.own_names import OwnNames
 
 __all__ = ["Factory", "described", "python_factory"]
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
-from swaptrain.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from swaptrain.models.classes import Job
 from swaptrain.models.factory import described
-from swaptrain.models.pretrained import Pretrained
 from swaptrain.models.quantization import to_numpy
+from swaptrain.models.stored.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from swaptrain.models.stored.pretrained import Pretrained
 from swaptrain.models.transformers_model import hugging_face_factory
 from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
 

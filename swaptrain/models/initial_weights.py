@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from swaptrain.capture.init.construct import Construction
-from swaptrain.models.adapter_files import AdapterFiles
-from swaptrain.models.pretrained import Block, Pretrained
+from swaptrain.models.adapters.files import AdapterFiles
+from swaptrain.models.stored.pretrained import Block, Pretrained
 from swaptrain.program.row_ranges import RowRange, range_of
 
 __all__ = ["InitialWeights"]

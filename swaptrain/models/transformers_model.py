@@ -22,12 +22,12 @@ from swaptrain.config.schema import Config
 from swaptrain.data import open_example
 from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.memory.collector import uncollected
-from swaptrain.models.adapters import refuse_adapters
-from swaptrain.models.checkpoint import Checkpoint, open_checkpoint
+from swaptrain.models.adapters.refused import refuse_adapters
 from swaptrain.models.classes import Job, choose_class, fitting
 from swaptrain.models.factory import Factory, described
 from swaptrain.models.fewer_layers import most_layers, with_fewer_layers
 from swaptrain.models.resize import grow, grown_size
+from swaptrain.models.stored.checkpoint import Checkpoint, open_checkpoint
 from swaptrain.models.trials.rows_apart import keeps_rows_apart, reads_padding
 
 __all__ = ["hugging_face_factory", "job_of"]

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
+from swaptrain.capture.head.trained_rows import skips_ignored
 from swaptrain.capture.tokens.rewriting import has_ranges
-from swaptrain.capture.trained_rows import skips_ignored
 from swaptrain.compute.device import choose_kernels, load_libraries, open_device
 from swaptrain.compute.weighting.choice import LossWeighting, choose_weighting
 from swaptrain.config.load import load_config
 from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut, look_at_held_out, open_example
 from swaptrain.errors import ConfigError
+from swaptrain.models.adapters.lora import adapter_fields, checked_fields
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
-from swaptrain.models.lora import adapter_fields, checked_fields
 from swaptrain.planning.beside import NOBODY, Beside, FixedCut, check_divisible, check_whole
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.step_bytes import with_commit_unit

@@ -34,13 +34,14 @@ from swaptrain.planning.step_cost import Price
 from swaptrain.program.instructions import Instruction
 from swaptrain.ranks.group import Group
 from swaptrain.ranks.together import Together
-from swaptrain.run.executor import Executor
 from swaptrain.run.memory_guard import BudgetGuard, HeapGrowth, OwnBytes, UnusedBlocks
 from swaptrain.run.open_data import loss_weights
 from swaptrain.run.resume import ResumePoint, find_resume_point
 from swaptrain.run.signals import StopRequest
-from swaptrain.run.step_boundary import Boundary
-from swaptrain.run.steps import Evaluation, OptimizerChange, Training
+from swaptrain.run.steps.boundary import Boundary
+from swaptrain.run.steps.evaluation import Evaluation
+from swaptrain.run.steps.executor import Executor
+from swaptrain.run.steps.training import OptimizerChange, Training
 from swaptrain.run.watch import Watch
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord

@@ -22,9 +22,9 @@ from swaptrain.machine.fingerprint import this_machine
 from swaptrain.memory.pages import PagePool
 from swaptrain.models.build import BuiltModel
 from swaptrain.models.initial_weights import InitialWeights
-from swaptrain.models.pretrained import Block
 from swaptrain.models.quantization import encode
 from swaptrain.models.quantized_base import refused_weight
+from swaptrain.models.stored.pretrained import Block
 from swaptrain.planning.budgets.disk_budget import slot_counts
 from swaptrain.planning.planner import Plan
 from swaptrain.program.instructions import ObjectKey

@@ -11,7 +11,7 @@ from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.metrics import read_rows
 from swaptrain.run.idle_rates import go_on_keys
 from swaptrain.run.signals import StopRequest
-from swaptrain.run.steps import Training
+from swaptrain.run.steps.training import Training
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths

@@ -10,7 +10,7 @@ from swaptrain.config.schema import Config
 from swaptrain.data import Batches, open_data, open_eval
 from swaptrain.errors import ConfigError
 from swaptrain.planning.prepare import Prepared
-from swaptrain.run.steps import Evaluation
+from swaptrain.run.steps.evaluation import Evaluation
 from swaptrain.units import how_many
 
 __all__ = ["loss_weights", "open_batches", "open_evaluation"]

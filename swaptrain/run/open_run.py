@@ -38,7 +38,7 @@ from swaptrain.run.open_data import open_batches, open_evaluation
 from swaptrain.run.open_store import look_at_store, open_store
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.start_over import begun_otherwise, start_over
-from swaptrain.run.steps import OptimizerChange, Training
+from swaptrain.run.steps.training import OptimizerChange, Training
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.format.origin import record_origin

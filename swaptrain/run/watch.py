@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from swaptrain.compute.operations import Slabs
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.observe.memory_record import MemoryRecord
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.step_metrics import StepMetrics
@@ -12,7 +12,7 @@ from swaptrain.observe.trace import TraceFile
 from swaptrain.program.instructions import Instruction
 from swaptrain.run.memory_guard import UnusedBlocks
 from swaptrain.run.signals import StopRequest
-from swaptrain.run.step_boundary import Boundary
+from swaptrain.run.steps.boundary import Boundary
 
 __all__ = ["Watch"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.run.signals import StopRequest
-from swaptrain.run.steps import Training
+from swaptrain.run.steps.training import Training
 
 __all__ = ["Listener"]
 

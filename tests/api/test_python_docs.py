@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.test_pretrained import saved
+from tests.models.stored.test_pretrained import saved
 from tests.models.test_resize import tokenizer
 from tests.whole.test_exactness import LLAMA
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swaptrain.compute.copy_streams import StreamDevice
-from swaptrain.compute.operations import Slabs
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.config.schema import Config
 from swaptrain.errors import StoppedBySignal
 from swaptrain.planning import prepare
@@ -25,8 +25,8 @@ from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.program.overlap import side_by_side
 from swaptrain.run import assemble
-from swaptrain.run.executor import Executor
-from swaptrain.run.steps import Training
+from swaptrain.run.steps.executor import Executor
+from swaptrain.run.steps.training import Training
 from swaptrain.run.watch import Watch
 from swaptrain.units import MIB
 from swaptrain.verbs.train import train

@@ -22,8 +22,8 @@ from swaptrain.store.read.safetensors import StreamedTensor
 from swaptrain.verbs import generate as generate_module
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.generate import generate_text
-from tests.models.test_lora import GEMMA3
-from tests.models.test_pretrained import MIXTRAL, loaded, saved
+from tests.models.adapters.test_lora import GEMMA3
+from tests.models.stored.test_pretrained import MIXTRAL, loaded, saved
 from tests.models.test_resize import tokenizer
 from tests.support.matrix import proof_but
 from tests.support.runs import config_of, trained

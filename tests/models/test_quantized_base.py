@@ -20,8 +20,8 @@ from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.inspect import inspect_run
 from swaptrain.verbs.plan import plan, print_plan
 from swaptrain.verbs.train import train
-from tests.models.test_lora import MODELS, UNTIED, VARIANTS, lora_config
-from tests.models.test_pretrained import loaded, saved
+from tests.models.adapters.test_lora import MODELS, UNTIED, VARIANTS, lora_config
+from tests.models.stored.test_pretrained import loaded, saved
 from tests.support.matrix import matrix, proof_but
 from tests.support.plain import PlainRuns
 from tests.support.runs import (

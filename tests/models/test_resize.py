@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.plan import plan
-from tests.models.test_pretrained import MODELS, loaded, saved
+from tests.models.stored.test_pretrained import MODELS, loaded, saved
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, trained, weights
 

@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor, nn
 
 from swaptrain.models.trials.rows_apart import keeps_rows_apart, reads_padding
-from tests.models.test_lora import GEMMA3
-from tests.models.test_pretrained import MIXTRAL
+from tests.models.adapters.test_lora import GEMMA3
+from tests.models.stored.test_pretrained import MIXTRAL
 from tests.whole.test_exactness import GPT2, LLAMA
 
 pytestmark = pytest.mark.trains

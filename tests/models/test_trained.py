@@ -18,7 +18,7 @@ from swaptrain.reference import train_reference
 from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
-from tests.models.test_pretrained import TEXT, tree_of
+from tests.models.stored.test_pretrained import TEXT, tree_of
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 
 pytestmark = pytest.mark.trains

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from swaptrain.config.load import load_config
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError
-from swaptrain.models.checkpoint import Checkpoint
-from swaptrain.models.own_names import OwnNames
+from swaptrain.models.stored.checkpoint import Checkpoint
+from swaptrain.models.stored.own_names import OwnNames
 from swaptrain.reference import train_reference
 from swaptrain.verbs.inspection.report import read_run
 from swaptrain.verbs.train import train

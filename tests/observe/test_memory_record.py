@@ -31,8 +31,8 @@ from swaptrain.observe.memory_record import (
 )
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
 from swaptrain.run import assemble
-from swaptrain.run.executor import Executor
 from swaptrain.run.memory_guard import UnusedBlocks
+from swaptrain.run.steps.executor import Executor
 from tests.support.datasets import tokens
 from tests.support.runs import config_of, trained
 

@@ -16,7 +16,7 @@ from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.planning import forecast
 from swaptrain.planning.planner import Plan
 from swaptrain.run import assemble
-from swaptrain.run.executor import Executor
+from swaptrain.run.steps.executor import Executor
 from tests.support.runs import config_of, losses, trained
 
 pytestmark = pytest.mark.trains

@@ -12,7 +12,7 @@ from typing import Any
 
 from swaptrain.program.durability import Durability, Made
 from swaptrain.program.instructions import Instruction, Kind, Operation, Program
-from swaptrain.run import executor
+from swaptrain.run.steps import executor
 
 __all__ = ["WITHOUT", "leave_out"]
 

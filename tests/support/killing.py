@@ -26,7 +26,7 @@ import swaptrain.verbs.train as training
 from swaptrain.config.schema import Config
 from swaptrain.planning import roofline
 from swaptrain.planning.prepare import Prepared
-from swaptrain.run.steps import Training
+from swaptrain.run.steps.training import Training
 from swaptrain.store.disk import durable_files as files
 from swaptrain.store.format.record import read_record
 from tests.support.durability_sabotage import leave_out

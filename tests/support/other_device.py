@@ -31,7 +31,7 @@ from swaptrain.compute import runner
 from swaptrain.compute.copy_streams import StreamDevice
 from swaptrain.errors import SwaptrainError
 from swaptrain.planning import prepare
-from swaptrain.run import executor
+from swaptrain.run.steps import executor
 from swaptrain.spans import span
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams

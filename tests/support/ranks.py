@@ -233,7 +233,7 @@ def _prepare(plan: dict[str, Any], rank: int) -> Any:
         late = LateStreams(limit_bytes=1 << 30)
         prepare.open_device = lambda *_: StreamDevice(late)
     if "little" in plan:
-        from swaptrain.run.steps import Training
+        from swaptrain.run.steps.training import Training
 
         run = Training.run
 

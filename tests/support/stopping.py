@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swaptrain.run import assemble
-from swaptrain.run.executor import Executor
+from swaptrain.run.steps.executor import Executor
 from swaptrain.store.read.export_request import ExportDoor
 from swaptrain.verbs.inspection.report import read_run
 from tests.support.killing import Runs, final_state, metrics_key

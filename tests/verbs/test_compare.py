@@ -17,7 +17,7 @@ from swaptrain.verbs import compare
 from swaptrain.verbs.comparison import need
 from swaptrain.verbs.comparison.need import PlainNeed
 from swaptrain.verbs.comparison.result import ComparedFigure
-from tests.models.test_pretrained import saved
+from tests.models.stored.test_pretrained import saved
 from tests.support.models import gpt
 from tests.support.runs import config_of
 from tests.whole.test_exactness import LLAMA

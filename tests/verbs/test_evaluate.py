@@ -216,7 +216,7 @@ def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Pa
 KILLED = """
 import os, signal, sys
 from swaptrain.cli import main
-from swaptrain.run.executor import Executor
+from swaptrain.run.steps.executor import Executor
 execute, left = Executor._execute, [int(sys.argv[1])]
 def killed(executor, position, instruction, *rest):
     left[0] -= instruction.operation.value == "evaluate"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.export import export_weights
-from tests.models.test_pretrained import BERT, MIXTRAL, MODELS, TEXT, loaded, saved
+from tests.models.stored.test_pretrained import BERT, MIXTRAL, MODELS, TEXT, loaded, saved
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, trained, weights
 from tests.whole.test_exactness import LLAMA

@@ -17,7 +17,7 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.row_ranges import WHOLE
-from tests.models.test_pretrained import STILL, loaded, saved
+from tests.models.stored.test_pretrained import STILL, loaded, saved
 from tests.support.divided import (
     assert_clipped_within_rounding,
     assert_plain_bits,

@@ -14,7 +14,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.row_ranges import WHOLE, RangeSizes
-from tests.models.test_pretrained import STILL, loaded, saved
+from tests.models.stored.test_pretrained import STILL, loaded, saved
 from tests.support.divided import (
     assert_clipped_within_rounding,
     assert_plain_bits,

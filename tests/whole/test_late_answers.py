@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from swaptrain.compute import runner
 from swaptrain.compute.copy_streams import StreamDevice
-from swaptrain.compute.operations import Slabs
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.compute.saved_tensors import SavedTensors
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.errors import RunError
 from swaptrain.planning import prepare
 from swaptrain.program.instructions import Instruction, Operation
 from swaptrain.run import assemble
-from swaptrain.run.executor import Executor
-from swaptrain.run.steps import Training
+from swaptrain.run.steps.executor import Executor
+from swaptrain.run.steps.training import Training
 from tests.support.matrix import proof_but
 from tests.support.runs import assert_same_bits, config_of, losses, trained, weights
 from tests.support.streams import LateStreams

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import fx
 
-from swaptrain.capture.loss_by_rows import heads_of_losses
+from swaptrain.capture.head.loss_by_rows import heads_of_losses
 from swaptrain.capture.tokens.regions import Region, find_regions
 from swaptrain.capture.trace import Trace
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
-from swaptrain.capture.cross_entropy import (
+from swaptrain.capture.head.cross_entropy import (
     cross_entropy,
     note_rows,
     of_logits,

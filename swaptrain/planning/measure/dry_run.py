@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from swaptrain.capture.captured import Captured
+from swaptrain.capture.head.trained_rows import all_rows
 from swaptrain.capture.ranges.expert_operations import even_bounds
-from swaptrain.capture.trained_rows import all_rows
 from swaptrain.compute.known_products import KnownProducts
 from swaptrain.compute.operations import Operations
 from swaptrain.memory.malloc import release, retain

@@ -15,7 +15,8 @@ from swaptrain.capture.checks.operation import unchecked
 from swaptrain.capture.ranges.expert_products import has_products
 from swaptrain.compute.known_products import KnownProducts
 from swaptrain.compute.object_tensors import copy_into, view, views
-from swaptrain.compute.operations import Operations, Slabs
+from swaptrain.compute.operations import Operations
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.memory.malloc import trim
 from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes

@@ -48,7 +48,7 @@ def merged_tensors(record: AdapterRecord, tensors: Tensors, exact: Tensors) -> l
     Merged weights come by blocks of rows. Raises ConfigError without PEFT, or for a kind of layer
     whose merge is left to it.
     """
-    from swaptrain.models.merge import check_mergeable
+    from swaptrain.models.adapters.merge import check_mergeable
 
     check_mergeable(list(record.merges))
     merges = {merge.weight: merge for merge in record.merges}
@@ -70,7 +70,7 @@ def _merged(
 ) -> Iterator[NDArray[Any]]:
     import torch
 
-    from swaptrain.models.merge import merged_rows
+    from swaptrain.models.adapters.merge import merged_rows
 
     def value(name: str) -> torch.Tensor:
         whole = np.concatenate(list(exact[name].pieces))

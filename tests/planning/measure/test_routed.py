@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swaptrain.compute.object_tensors import views
-from swaptrain.compute.operations import Slabs
+from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.planning.measure.sampler import Sampler
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, Operation

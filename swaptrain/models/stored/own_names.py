@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from swaptrain.errors import ConfigError
-from swaptrain.models.checkpoint import Checkpoint
 from swaptrain.models.freeze import nearest
+from swaptrain.models.stored.checkpoint import Checkpoint
 from swaptrain.units import how_many
 
 __all__ = ["OwnNames", "listed"]

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swaptrain.capture import cross_entropy as module
 from swaptrain.capture.capture import cut
-from swaptrain.capture.cross_entropy import cross_entropy
 from swaptrain.capture.cut import CutLimits
+from swaptrain.capture.head import cross_entropy as module
+from swaptrain.capture.head.cross_entropy import cross_entropy
 from tests.capture.in_memory import captured_model, eager_step, segment_step
 from tests.support.matrix import every, proof_but
 

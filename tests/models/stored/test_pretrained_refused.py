@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.train import train
-from tests.models.test_pretrained import saved, split_in_two, tree_of
+from tests.models.stored.test_pretrained import saved, split_in_two, tree_of
 from tests.support.matrix import every
 from tests.support.runs import config_of
 from tests.whole.test_exactness import LLAMA

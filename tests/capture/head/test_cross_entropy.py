@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from swaptrain.capture import cross_entropy as module
-from swaptrain.capture.cross_entropy import cross_entropy
-from swaptrain.capture.loss_by_rows import replace_cross_entropy
+from swaptrain.capture.head import cross_entropy as module
+from swaptrain.capture.head.cross_entropy import cross_entropy
+from swaptrain.capture.head.loss_by_rows import replace_cross_entropy
 
 IGNORED = -100
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from swaptrain.errors import ConfigError
-from swaptrain.models.checkpoint import Checkpoint
+from swaptrain.models.stored.checkpoint import Checkpoint
 
 __all__ = ["AdapterFiles"]
 

@@ -24,7 +24,7 @@ from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.inspect import inspect_run
 from swaptrain.verbs.plan import plan
 from swaptrain.verbs.train import train
-from tests.models.test_pretrained import BERT, MIXTRAL, loaded, saved
+from tests.models.stored.test_pretrained import BERT, MIXTRAL, loaded, saved
 from tests.support.matrix import matrix, proof_but
 from tests.support.plain import PlainRuns
 from tests.support.runs import (

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from swaptrain.capture.cross_entropy import cross_entropy
+from swaptrain.capture.head.cross_entropy import cross_entropy
+from swaptrain.capture.head.trained_rows import Head, find_head
 from swaptrain.capture.tokens.head import HeadLoss
 from swaptrain.capture.trace import resolve_attribute
-from swaptrain.capture.trained_rows import Head, find_head
 
 __all__ = ["entropy_in", "heads_of_losses", "replace_cross_entropy"]
 

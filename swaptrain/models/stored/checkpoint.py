@@ -16,7 +16,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from swaptrain.errors import ConfigError
-from swaptrain.models.adapters import refuse_adapters
+from swaptrain.models.adapters.refused import refuse_adapters
 
 __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint", "open_weights"]
 

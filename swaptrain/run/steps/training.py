@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from swaptrain.compute.gradient_norms import step_loss
 from swaptrain.compute.learning_rate import learning_rate
 from swaptrain.compute.loss_scale import LossScale
 from swaptrain.compute.update import Rules
 from swaptrain.compute.weighting.counts import LossWeights
-from swaptrain.compute.weighting.held_out import HeldOutWeights
 from swaptrain.config.optimizer import OptimizerConfig
 from swaptrain.config.schema import Config
 from swaptrain.data.batches import Batches
@@ -23,38 +20,28 @@ from swaptrain.durable.tree_commits import Trees
 from swaptrain.errors import StoppedBySignal
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
-from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.reports import Reports
-from swaptrain.observe.step_metrics import StepMetrics, time_stamp
+from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.planning.planner import Plan
 from swaptrain.program.durability import CommitUnit
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.ranks.together import Together
-from swaptrain.run.executor import Executor, StepState, global_norm
 from swaptrain.run.resume import ResumePoint, going_on
-from swaptrain.run.step_boundary import Boundary
-from swaptrain.run.step_counters import Counters
+from swaptrain.run.steps.boundary import Boundary
+from swaptrain.run.steps.evaluation import Evaluation, HeldOutLosses
+from swaptrain.run.steps.executor import Executor
+from swaptrain.run.steps.rows import Floor, MetricRows
+from swaptrain.run.steps.step_state import StepState, global_norm, no_rate
 from swaptrain.spans import span
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.slots.recovery_rules import Action
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import Snapshots
 
-__all__ = ["Evaluation", "OptimizerChange", "Training"]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Held-out data and when to look at it."""
-
-    weights: HeldOutWeights
-    every: int
-    first: bool
-    """Before step 1 as well."""
-    patience: int | None = None
+__all__ = ["OptimizerChange", "Training"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +80,7 @@ class Training:
     """Keeps what forwards make; None where a killed run is to make it again."""
     note: Callable[[str], None]
     report: Callable[[StepMetrics], None]
-    floor_s: Callable[[int, int, float, float], float | None]
-    """From bytes read and written, seconds of compute and of updates to a step's least seconds."""
+    floor_s: Floor
     change: OptimizerChange | None = None
     snapshots: Snapshots | None = None
     together: Together | None = None
@@ -109,11 +95,9 @@ class Training:
     """Of the step before."""
     _scale: LossScale | None = field(init=False, default=None)
     """Of the loss of the next step, in float16."""
-    _written_bytes: int = field(init=False, default=0)
-    """By the process when the last row was made: what a step leaves is written behind it."""
-    _before: EvalResult | None = field(init=False, default=None)
-    """What the held-out data said before step 1; None where a process began behind that."""
-    _history: EvalHistory = field(init=False, default_factory=EvalHistory)
+    _rows: MetricRows = field(init=False)
+    _held_out: HeldOutLosses | None = field(init=False, default=None)
+    """Where there is held-out data."""
     _running: StepState | None = field(init=False, default=None)
     """Of the program that runs, where it may do pending updates."""
 
@@ -121,6 +105,11 @@ class Training:
         decision = self.position.decision
         self.step, self._pending = decision.step, decision.pending
         self._ledger = self.position.ledger
+        self._rows = MetricRows(
+            self.plan, self.data, self.weights, self.tier, self.io, self.floor_s, self.together
+        )
+        if self.evaluation is not None:
+            self._held_out = HeldOutLosses(self.evaluation, self.plan, self.executor, self.together)
         if self.config.model.dtype == "float16":
             self._scale = self.position.finished.next_scale() or LossScale()
         self.boundary.updates_left = lambda: bool(self._updates_left())
@@ -128,7 +117,7 @@ class Training:
 
     def run(self) -> None:
         """Run all steps that are left; when it returns, everything is durable and nothing pends."""
-        self._written_bytes = self._counters().write_bytes
+        self._rows.start()
         self.metrics.cut_after(self.position.decision.done)
         self.reports.start(self.position.decision.done)
         try:
@@ -153,15 +142,10 @@ class Training:
 
     def _ends_early(self) -> bool:
         """Whether the held-out loss has not fallen for `eval.patience`: then the run ends here."""
-        evaluation, history = self.evaluation, self._history
-        if evaluation is None or not history.has_waited(evaluation.patience):
+        reason = None if self._held_out is None else self._held_out.reason_to_end()
+        if reason is None:
             return False
-        assert history.lowest is not None, "what has waited has begun"
-        step, loss = history.lowest
-        self.note(
-            f"the held-out loss has not been below {loss:.4f}, that of step {step}, for "
-            f"{history.waited} evaluations: the run ends (eval.patience)"
-        )
+        self.note(reason)
         if self.trees is not None and self.trees.step != self.step - 1:
             self._commit_tree(self.step - 1)
         return True
@@ -170,7 +154,8 @@ class Training:
         """Complete the step that an earlier process began to commit, whatever train.steps says."""
         decision = self.position.decision
         self._complete_metrics(decision.done)
-        self._history = EvalHistory(self.metrics.rows())
+        if self._held_out is not None:
+            self._held_out.go_on_from(self.metrics.rows())
         if decision.action is Action.CONTINUE:
             self.commits.handoff.adopt(self.position.handoff)
             self._step(self.step, decision.segment)
@@ -190,51 +175,19 @@ class Training:
         self.config, self.plan.operations.rules = after, rules
 
     def _step(self, step: int, top: int | None) -> None:
-        begun = time.perf_counter()
-        counters, read_s = self._counters(), self.weights.read_s
-        exchange = None if self.together is None else self.together.exchange
-        before = (0, 0.0) if exchange is None else (exchange.moved_bytes, exchange.wait_s)
+        begun = self._rows.begin()
         with span(f"step {step}"):
             state = self._carry_out(step, top)
-        norm = global_norm(state.ledger, list(self.plan.captured.model.parameters))
-        losses = state.ledger.in_order()
-        now = self._counters()
-        moved, written_bytes = now - counters, now.write_bytes - self._written_bytes
-        self._written_bytes = now.write_bytes
-        step_s = time.perf_counter() - begun
-        row = StepMetrics(
-            step=step,
-            loss=step_loss(losses, state.weights),
-            lr=self._lr(step),
-            grad_norm=float(norm),
-            tokens=self.data.tokens_per_micro_batch * self.data.micro_batches,
-            step_s=step_s,
-            epoch=self._epoch(step),
-            ended_at=time_stamp(),
-            compute_s=state.compute_s,
-            update_s=state.update_s,
-            io_wait_s=moved.wait_s,
-            data_wait_s=self.weights.read_s - read_s,
-            read_bytes=moved.read_bytes,
-            write_bytes=written_bytes,
-            cache_hit_fraction=moved.hit_fraction,
-            peak_host_bytes=self._peak_host_bytes(),
-            peak_device_bytes=self.plan.operations.device.peak_bytes(),
-            roofline_fraction=self._roofline(moved, state, step_s),
-            held_out=self._evaluate(step),
-            held_out_before=self._before if step == 1 else None,
-            exchange_bytes=None if exchange is None else exchange.moved_bytes - before[0],
-            exchange_wait_s=None if exchange is None else exchange.wait_s - before[1],
-            resumed=top is not None,
-            loss_scale=None if state.ledger.scale is None else state.ledger.scale.scale,
-            skipped=state.ledger.overflowed,
-        )
-        if row.held_out is not None:
-            self._history.add(step, row.held_out.loss)
+        row = self._rows.make(begun, state, self._lr(step), resumed=top is not None)
+        held_out = self._evaluate(step)
+        if self._held_out is not None:
+            self._held_out.add(step, held_out)
+            before = self._held_out.before if step == 1 else None
+            row = replace(row, held_out=held_out, held_out_before=before)
         self.commits.then(lambda: self.metrics.append(row))
         self._keep(step)
         self.report(row)
-        if row.held_out is not None:
+        if held_out is not None:
             self._sample(step)
 
     def _carry_out(self, step: int, top: int | None) -> StepState:
@@ -264,7 +217,8 @@ class Training:
 
         Behind everything of the step and before anything of the next one: what is live then is it.
         """
-        snapshots, losses = self.snapshots, self._history.losses
+        snapshots = self.snapshots
+        losses = {} if self._held_out is None else self._held_out.losses
         if snapshots is None or not snapshots.due(step, losses):
             return
         if self.trees is None:
@@ -316,7 +270,7 @@ class Training:
             load=lambda m: self.weights.batch(step, first + m),
             items=lambda m: self.weights.items(step, m),
             update_step=update_step,
-            rate=self._rate(update_step) if update_step else _no_rate,
+            rate=self._rate(update_step) if update_step else no_rate,
             update_norm=global_norm(self._ledger, list(self.plan.captured.model.parameters))
             if pending
             else None,
@@ -406,62 +360,31 @@ class Training:
         missing = bool(done and (self.metrics.last_step() or 0) < done and losses)
         # All ranks evaluate together, also those that have the line.
         if missing if self.together is None else self.together.any(missing):
-            norm = global_norm(self.position.finished, list(self.plan.captured.model.parameters))
-            row = StepMetrics(
-                step=done,
-                loss=step_loss(losses, self.weights.of_step(done)),
-                lr=self._lr(done),
-                grad_norm=float(norm),
-                tokens=self.data.tokens_per_micro_batch * self.data.micro_batches,
-                step_s=0.0,
-                epoch=self._epoch(done),
-                ended_at=time_stamp(),
-                held_out=self._evaluate(done),
-                resumed=True,
-            )
+            row = self._rows.missing(done, self.position.finished, self._lr(done))
+            row = replace(row, held_out=self._evaluate(done))
             if missing:
                 self.metrics.append(row)
 
-    def _epoch(self, step: int) -> float:
-        items = step * self.data.micro_batch * self.data.micro_batches
-        return round(items / len(self.data), 4)
-
     def _evaluate(self, step: int) -> EvalResult | None:
         """Return what the held-out data says after `step` when it is due."""
-        if self.evaluation is None or step % self.evaluation.every:
+        if self._held_out is None or not self._held_out.is_due(step):
             return None
         self._flush(step)
-        return self._held_out(self.evaluation, step)
+        return self._held_out.take(step, self._following(step))
 
     def _evaluate_first(self) -> None:
         """Take the held-out loss of what the run begins from, before anything of step 1."""
-        evaluation = self.evaluation
-        if evaluation is None or not evaluation.first or self.step > 1:
+        held_out = self._held_out
+        if held_out is None or not held_out.evaluation.first or self.step > 1:
             return
         if self.config.train.last_step:
-            self._before = self._held_out(evaluation, 0)
-            self.note(f"before step 1: {self._before.text()}")
+            held_out.before = held_out.take(0, self._following(0))
+            self.note(f"before step 1: {held_out.before.text()}")
 
     def evaluate(self) -> EvalResult:
         """Return what the held-out data says of the last step that is done."""
-        assert self.evaluation is not None, "there is held-out data"
-        return self._held_out(self.evaluation, self.step - 1)
-
-    def _held_out(self, evaluation: Evaluation, step: int) -> EvalResult:
-        weights, program = evaluation.weights, self.plan.builder.evaluation()
-        state = StepState(
-            step=step,
-            load=weights.batch,
-            update_step=step,
-            rate=_no_rate,
-            batch_weights=weights.by_batch(),
-        )
-        self.executor.run(program, state, self._following(step))
-        if self.together is not None:
-            count = sum(graph.batches for graph in self.plan.builder.evaluations)
-            self.together.merge_numbers(state.ledger, state.beside, count)
-        beside = [state.beside[m] for m in sorted(state.beside)]
-        return weights.result(state.ledger.in_order(), beside)
+        assert self._held_out is not None, "there is held-out data"
+        return self._held_out.take(self.step - 1, self._following(self.step - 1))
 
     def _following(self, step: int) -> Program:
         return self.plan.step if step < self.config.train.last_step else ()
@@ -472,22 +395,3 @@ class Training:
     def _rate(self, step: int) -> Callable[[float], float]:
         schedule = self.config.optimizer.schedule
         return lambda lr: learning_rate(step, lr=lr, schedule=schedule)
-
-    def _counters(self) -> Counters:
-        return Counters.of(self.tier, self.io)
-
-    def _peak_host_bytes(self) -> int:
-        from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak
-
-        peak = peak_resident_bytes() - self.plan.base_bytes
-        reset_peak()
-        return max(peak, 0)
-
-    def _roofline(self, moved: Counters, state: StepState, step_s: float) -> float | None:
-        floor_s = self.floor_s(moved.read_bytes, moved.write_bytes, state.compute_s, state.update_s)
-        return None if floor_s is None else min(1.0, floor_s / step_s)
-
-
-def _no_rate(_: float) -> float:
-    """Nothing is updated."""
-    return 0.0

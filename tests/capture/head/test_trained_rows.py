@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from swaptrain.capture.loss_by_rows import replace_cross_entropy
-from swaptrain.capture.trained_rows import all_rows, trained_rows
-from tests.capture.test_cross_entropy import CLASSES, exported
+from swaptrain.capture.head.loss_by_rows import replace_cross_entropy
+from swaptrain.capture.head.trained_rows import all_rows, trained_rows
+from tests.capture.head.test_cross_entropy import CLASSES, exported
 
 IGNORED = -100
 LABELS = CLASSES.clone()

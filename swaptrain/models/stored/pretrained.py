@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import EllipsisType
 from typing import Any
@@ -15,10 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from swaptrain.errors import ConfigError
-from swaptrain.models.adapters import refuse_adapter_tensors
-from swaptrain.models.checkpoint import Checkpoint
-from swaptrain.models.factory import described
-from swaptrain.models.own_names import OwnNames, listed
+from swaptrain.models.adapters.refused import refuse_adapter_tensors
+from swaptrain.models.stored.checkpoint import Checkpoint
+from swaptrain.models.stored.forms import StoredForm, StoredForms, find_forms
+from swaptrain.models.stored.own_names import OwnNames, listed
 from swaptrain.program.row_ranges import RowRange
 from swaptrain.units import how_many
 
@@ -32,18 +30,6 @@ _OUTDATED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
 
 Block = tuple[slice | tuple[int, slice] | EllipsisType, torch.Tensor]
 """Which rows, of all of them, or of one expert of a stack, and their value."""
-
-
-@dataclass(frozen=True)
-class _Form:
-    """How tensors of the model are made of tensors of the checkpoint: of one, or of several."""
-
-    target: str
-    """The first tensor of the model that is made."""
-    converter: Any
-    """transformers' WeightConverter; None: the checkpoint's tensor is the model's."""
-    sources: list[tuple[str, str]] = field(default_factory=list)
-    """Of each tensor of the checkpoint the name, and the converter's pattern that found it."""
 
 
 class Pretrained:
@@ -71,18 +57,18 @@ class Pretrained:
         }
         self._dtypes = {name: place.dtype for name, place in self._places.items()}
         self._aliases = _aliases(self.module)
-        self._forms: dict[str, _Form] = {}
-        self._shapes: dict[str, torch.Size] = {}
         self.remarks: list[str] = []
         """What a user should know of what the checkpoint has and has not."""
-        self.only_stored: list[str] = []
+        if own_names is None:
+            found = find_forms(self.module, checkpoint, self._places)
+            self._check_unused(found.unused)
+        else:
+            found = self._by_own_names(own_names)
+        self._forms, self._shapes = found.forms, found.shapes
+        self.only_stored = found.only_stored
         """What the checkpoint has and the model has no place for, by the checkpoint's names.
 
         Not what it has twice: one of the two is the model's."""
-        if own_names is None:
-            self._check_unused(self._find_forms())
-        else:
-            self._take_forms(own_names)
         self._check_found()
         self.missing = [
             name
@@ -115,7 +101,7 @@ class Pretrained:
 
         Of a tied weight by each of these.
         """
-        own = {n: f.sources[0][0] for n, f in self._forms.items() if f.converter is None}
+        own = {n: f.source for n, f in self._forms.items() if f.converter is None}
         others = {
             alias: source for name, source in own.items() for alias in self._aliases.get(name, [])
         }
@@ -167,7 +153,7 @@ class Pretrained:
         first, end = (own.first, own.end) if own is not None else (0, shape[0] if shape else 0)
         with _disable_current_modes(), torch.no_grad():
             if form.converter is None and shape:
-                source = form.sources[0][0]
+                source = form.source
                 for begin, last in self._checkpoint.row_blocks(source, first, end):
                     block = self._checkpoint.read_rows(source, begin, last)
                     yield slice(begin - first, last - first), block
@@ -189,103 +175,33 @@ class Pretrained:
         form = self._forms[stored]
         by_expert = self._by_expert(stored)
         if by_expert is None and (form.converter is not None or not self._parameters[name].dim()):
-            return self._form_bytes(form)
-        sources = [form.sources[0][0]] if by_expert is None else by_expert[own.first if own else 0]
+            return form.made_bytes(self._checkpoint.tensors)
+        sources = [form.source] if by_expert is None else by_expert[own.first if own else 0]
         return max(self._checkpoint.block_bytes(source) for source in sources)
 
-    def _by_expert(self, stored: str) -> list[list[str]] | None:
-        """Return by expert the sources of a stack that is put together of experts; else None."""
-        form, place = self._forms[stored], self._places[stored]
-        if form.converter is None or place.dim() != 3:
-            return None
-        found = _sources_by_expert(form.converter, form.sources, place.shape[0])
-        for names in found or ():
-            shapes = [self._checkpoint.tensors[name].shape for name in names]
-            if any(shape[1:] != place.shape[2:] for shape in shapes):
-                return None
-            if sum(shape[0] for shape in shapes) != place.shape[1]:
-                return None
+    def _by_own_names(self, own_names: OwnNames) -> StoredForms:
+        names, remarks = own_names.find(self._places, self._checkpoint)
+        self.remarks += remarks
+        found = StoredForms()
+        for name, source in names.items():
+            found.forms[name] = StoredForm(name, None, [(source, source)])
+            found.shapes[name] = torch.Size(self._checkpoint.tensors[source].shape)
         return found
 
-    def _form_bytes(self, form: _Form) -> int:
-        parts = [self._checkpoint.tensors[source] for source, _ in form.sources]
-        in_files = sum(part.nbytes for part in parts)
-        if form.converter is None:
-            return in_files
-        # What was read, in the model's dtype, and what it is put together to.
-        return in_files + 2 * sum(4 * part.numel for part in parts)
-
-    def _take_forms(self, own_names: OwnNames) -> None:
-        found, remarks = own_names.find(self._places, self._checkpoint)
-        self.remarks += remarks
-        for name, source in found.items():
-            self._forms[name] = _Form(name, None, [(source, source)])
-            self._shapes[name] = torch.Size(self._checkpoint.tensors[source].shape)
-
-    def _find_forms(self) -> list[str]:
-        """Find what each tensor of the checkpoint is for; return the names of those that are not.
-
-        As transformers does when it loads them (`convert_and_load_state_dict_in_model`).
-        """
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import (
-            WeightConverter,
-            dot_natural_key,
-            rename_source_key,
-        )
-
-        rules = get_model_conversion_mapping(self.module)
-        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-        renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
-        by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-        prefix, places = self.module.base_model_prefix, self._places
-        forms: dict[str, _Form] = {}
-        unused = []
-        for source in sorted(self._checkpoint.tensors, key=dot_natural_key):
-            target, pattern = rename_source_key(source, renamings, converters, prefix, places)
-            if target not in places and source in places:
-                target, pattern = source, None
-            converter = by_pattern.get(pattern)
-            if target not in places:
-                self.only_stored.append(source)
-            if target not in places or (converter is None and target in forms):
-                unused.append(source)
-                continue
-            form = forms.setdefault(target, _Form(target, converter))
-            form.sources.append((source, pattern or source))
-        for form in forms.values():
-            made = self._made(form, self._meta)
-            for name in made.keys() & places.keys():
-                self._forms[name] = form
-                self._shapes[name] = made[name].shape
-        return unused
-
-    def _made(self, form: _Form, read: Callable[[str], torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return the tensors of the model that a form makes of what `read` gives."""
-        if form.converter is None:
-            return {form.target: read(form.sources[0][0])}
-        converter = deepcopy(form.converter)
-        for source, pattern in form.sources:
-            converter.add_tensor(form.target, source, pattern, read(source))
-        try:
-            made = converter.convert(form.target, model=self.module, config=self.module.config)
-        except Exception as error:  # transformers' operations on tensors of any shape
-            raise ConfigError(
-                f"model.hf: {form.target} cannot be made of {listed(s for s, _ in form.sources)} "
-                f"of {self._checkpoint.directory}: {described(error)}"
-            ) from error
-        return {k: v[0] if isinstance(v, list) else v for k, v in made.items()}
-
-    def _meta(self, source: str) -> torch.Tensor:
-        return torch.empty(self._checkpoint.tensors[source].shape, device="meta")
+    def _by_expert(self, stored: str) -> list[list[str]] | None:
+        return self._forms[stored].by_expert(self._places[stored], self._checkpoint.tensors)
 
     def _stored(self, name: str) -> torch.Tensor:
         """Return the checkpoint's value of a tensor of the model."""
         form = self._forms[name]
         if form.converter is None:  # takes the model's dtype while it is copied
-            return self._checkpoint.read(form.sources[0][0])
+            return self._checkpoint.read(form.source)
         dtype = self._dtypes[name]
-        return self._made(form, lambda source: self._checkpoint.read(source).to(dtype))[name]
+
+        def read(source: str) -> torch.Tensor:
+            return self._checkpoint.read(source).to(dtype)
+
+        return form.made(self.module, self._checkpoint, read)[name]
 
     def _check_found(self) -> None:
         """Refuse shapes and kinds of numbers that are not the model's."""
@@ -377,27 +293,3 @@ def _aliases(module: nn.Module) -> dict[str, list[str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return {name: group for group in names.values() for name in group}
-
-
-def _sources_by_expert(
-    converter: Any, sources: Sequence[tuple[str, str]], experts: int
-) -> list[list[str]] | None:
-    """Return for each expert of a stack the tensors that lie below each other in its matrix.
-
-    `converter` is transformers' WeightConverter, `sources` the checkpoint's names and the patterns
-    that found them, in order. None where it does not stack experts, or does more than that.
-    """
-    from transformers.core_model_loading import Concatenate, MergeModulelist
-
-    stacks, *others = converter.operations
-    if type(stacks) is not MergeModulelist or stacks.dim != 0 or len(others) > 1:
-        return None
-    if any(type(each) is not Concatenate or each.dim != 1 for each in others):
-        return None
-    by_pattern = [
-        [source for source, pattern in sources if pattern == own]
-        for own in converter.source_patterns
-    ]
-    if any(len(found) != experts for found in by_pattern):
-        return None
-    return [list(each) for each in zip(*by_pattern, strict=True)]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from swaptrain.errors import ConfigError
 from swaptrain.verbs.train import train
-from tests.models.test_pretrained import saved, tree_of
+from tests.models.stored.test_pretrained import saved, tree_of
 from tests.support.runs import config_of
 from tests.whole.test_exactness import LLAMA
 

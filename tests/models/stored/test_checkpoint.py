@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from swaptrain.models.checkpoint import open_weights
+from swaptrain.models.stored.checkpoint import open_weights
 
 
 def test_a_file_larger_than_the_memory_is_read_by_rows(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from swaptrain.errors import ConfigError
-from swaptrain.models.lora import ADAPTER, inject
+from swaptrain.models.adapters.lora import ADAPTER, inject
 from swaptrain.models.quantization import to_numpy
 from swaptrain.store.format.root import MergeRecord
 

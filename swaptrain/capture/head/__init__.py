@@ -1,0 +1,4 @@
+"""An output head and its cross entropy over some rows at a time, or over some rows alone.
+
+Enter at `loss_by_rows`, which changes a segment's graph. May import what `capture/` does.
+"""
