@@ -27,10 +27,25 @@ _CAPTURING |= {"whole/test_generality.py", "whole/test_no_code.py", "whole/test_
 """Tests whose subject a capture is: they make each anew."""
 
 
+SLOW_CASES = frozenset((TESTS / "slow_cases.txt").read_text().splitlines())
+"""Cases that took two seconds and more, and run in the proof: where a property has quicker ones.
+
+Make it anew with `bash scripts/test.sh --durations=0`, and leave out the only case of a promise.
+"""
+
+
 class _Test:
     """The test that runs, and whether it may train."""
 
     name, may_train = "", True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let slow cases run in the proof."""
+    for item in items:
+        if item.nodeid in SLOW_CASES:
+            item.add_marker(pytest.mark.proof)
 
 
 @pytest.hookimpl(tryfirst=True)
