@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench_peers import PEERS, base_bytes, disk_words, result, slow_disk
+from bench_peers import PEERS, base_bytes, disk_words, own_environment, result, slow_disk
 from kernel_limits import can_limit, run_limited
 from peer_results import Result, show, together
 
@@ -101,6 +101,7 @@ def measure_swaptrain(
 ) -> Result:
     """Run swaptrain under base + budget + 128 MiB."""
     run_dir, config = work / "swaptrain", work / "swaptrain.yaml"
+    environment = own_environment(options, work)
     steps = options.warmup + options.steps
     tree: dict[str, Any] = swaptrain_config(
         job, run_dir, micro_batches=case.micro_batches, steps=steps, device=options.device
@@ -115,10 +116,10 @@ def measure_swaptrain(
     limit = None
     if options.limit:
         host_bytes = parse_size(tree["memory"]["host"])
-        limit = base_bytes(config, options.environment) + host_bytes + SLACK_BYTES
+        limit = base_bytes(config, environment) + host_bytes + SLACK_BYTES
     command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
     try:
-        done = run_limited(command, options.environment, memory_bytes=limit, disk=options.disk)
+        done = run_limited(command, environment, memory_bytes=limit, disk=options.disk)
         metrics = run_dir / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
     finally:

@@ -118,7 +118,7 @@ def measure_swaptrain(
     case: Case, system: str, options: argparse.Namespace, job: Path, work: Path
 ) -> Result:
     """Run swaptrain under base + budget + 64 MiB."""
-    run_dir = work / "swaptrain"
+    run_dir, environment = work / "swaptrain", own_environment(options, work)
     config = work / "swaptrain.yaml"
     steps = options.warmup + options.steps
     tree = swaptrain_config(
@@ -133,10 +133,10 @@ def measure_swaptrain(
     config.write_text(yaml.safe_dump(tree))
     limit = None
     if options.limit:
-        limit = base_bytes(config, options.environment) + case.host_gib * GIB + SLACK_BYTES
+        limit = base_bytes(config, environment) + case.host_gib * GIB + SLACK_BYTES
     command = [sys.executable, "-m", "swaptrain", "--config", str(config)]
     try:
-        done = run_limited(command, options.environment, memory_bytes=limit, disk=options.disk)
+        done = run_limited(command, environment, memory_bytes=limit, disk=options.disk)
         metrics = run_dir / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
     finally:
@@ -147,15 +147,20 @@ def measure_swaptrain(
 
 
 def slow_disk(options: argparse.Namespace, work: Path) -> SlowDisk | None:
-    """Return the limit of the disk that holds `work`, for every system; None: it has none.
-
-    swaptrain measures the slow disk then, and keeps its figures in `work`.
-    """
+    """Return the limit of the disk that holds `work`, for every system; None: it has none."""
     speed = options.megabytes_per_s
-    if speed is None:
-        return None
-    options.environment["XDG_CACHE_HOME"] = str(work / "figures")
-    return SlowDisk(speed * 10**6, [work])
+    return None if speed is None else SlowDisk(speed * 10**6, [work])
+
+
+def own_environment(options: argparse.Namespace, work: Path) -> dict[str, str]:
+    """Return swaptrain's environment: the figures of a slow disk are measured, and stay in `work`.
+
+    Others keep their cache, where compiled parts lie.
+    """
+    environment: dict[str, str] = options.environment
+    if options.disk is None:
+        return environment
+    return {**environment, "XDG_CACHE_HOME": str(work / "figures")}
 
 
 def disk_words(options: argparse.Namespace) -> str:
