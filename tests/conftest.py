@@ -28,9 +28,9 @@ _CAPTURING |= {"whole/test_generality.py", "whole/test_no_code.py", "whole/test_
 
 
 SLOW_CASES = frozenset((TESTS / "slow_cases.txt").read_text().splitlines())
-"""Cases that took two seconds and more, and run in the proof: where a property has quicker ones.
+"""Cases of two seconds and more. They run in the proof; quicker ones show the same by default.
 
-Make it anew with `bash scripts/test.sh --durations=0`, and leave out the only case of a promise.
+To make the list anew, `bash scripts/test.sh proof --durations=0`. The only case of a promise stays.
 """
 
 

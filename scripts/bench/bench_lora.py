@@ -85,7 +85,7 @@ def measure(case: Case, system: str, options: argparse.Namespace, job: Path, wor
         command = [str(options.peer_python), str(PEERS / "soup.py")]
     else:
         command = [sys.executable, str(PEERS / "lora.py")]
-    command += [f"--job={job}", f"--work={work / system}"]
+    command += [f"--job={job}", f"--work={work / system / case.shape}"]
     command += [f"--micro-batches={case.micro_batches}", f"--threads={options.threads}"]
     command += [f"--steps={options.warmup + options.steps}", f"--device={options.device}"]
     if system != "soup":
@@ -136,8 +136,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     usual = [name for name in CASES if name != "small" and not name.startswith("gpu")]
     parser.add_argument("--case", nargs="+", choices=CASES, default=usual, metavar="CASE",
                         help=f"of {', '.join(CASES)}; default: all but small and gpu")  # fmt: skip
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM",
-                        help=f"of {', '.join(SYSTEMS)}; default: all")  # fmt: skip
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="SYSTEM",
+                        help=f"of {', '.join(SYSTEMS)}; default: all, and soup only with "
+                             "--peer-python")  # fmt: skip
     parser.add_argument("--peer-python", type=Path, help="the Python that has Soup")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
                         help="what every system computes on (default cpu)")  # fmt: skip
@@ -151,6 +152,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="of every system (default 2)")
     parser.add_argument("--work", type=Path, default=Path("runs"), help="directory on the disk")
     options = parser.parse_args(argv)
+    options.systems = options.systems or [
+        system for system in SYSTEMS if system != "soup" or options.peer_python is not None
+    ]
     if "soup" in options.systems and options.peer_python is None:
         parser.error("Soup needs --peer-python (see above); or leave it out with --systems")
     return options

@@ -10,6 +10,7 @@ on the GPU is what is in memory, and the GPU's busy share of the measured steps 
     bash scripts/peers/environment.sh                     # once, for ZeRO-Infinity
     python scripts/bench/bench_peers.py --peer-python .venv-deepspeed/bin/python
     python scripts/bench/bench_peers.py --case 270m-1 270m-4 --systems swaptrain mapped
+    python scripts/bench/bench_peers.py --systems swaptrain bfloat16 8bit --megabytes-per-s 200
     python scripts/bench/bench_peers.py --device cuda --systems swaptrain in_memory
 """
 
@@ -147,7 +148,10 @@ def measure_swaptrain(
 
 
 def slow_disk(options: argparse.Namespace, work: Path) -> SlowDisk | None:
-    """Return the limit of the disk that holds `work`, for every system; None: it has none."""
+    """Return the limit of the disk that holds `work`, for every system; None: it has none.
+
+    Cgroups of version 1 do not slow writes through the page cache, which `mapped` makes.
+    """
     speed = options.megabytes_per_s
     return None if speed is None else SlowDisk(speed * 10**6, [work])
 
@@ -208,8 +212,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         help=f"of {', '.join(CASES)}; default: {', '.join(DEFAULT['cuda'])} on a "
                              "GPU, else all others but small")  # fmt: skip
     parser.add_argument("--systems", nargs="+", choices=systems, metavar="SYSTEM",
-                        help=f"of {', '.join(systems)}; default: all but bfloat16 and 8bit, mapped "
-                             "on a CPU")  # fmt: skip
+                        help=f"of {', '.join(systems)}; default: swaptrain, zero_infinity, "
+                             "in_memory, and on a CPU mapped")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
                         help="what every system computes on (default cpu)")  # fmt: skip
     parser.add_argument("--peer-python", type=Path, help="the Python that has DeepSpeed")

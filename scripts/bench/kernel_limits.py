@@ -60,12 +60,12 @@ def _groups(memory_bytes: int | None, disk: SlowDisk | None) -> Iterator[list[Pa
 
     Cgroups of version 1 have a tree for each controller, those of version 2 one for all.
     """
-    lines = Path("/proc/self/cgroup").read_text().split()
-    own = {name: path for line in lines for name, path in [line.split(":", 2)[1:]]}
     groups: dict[Path, Path] = {}
     with ExitStack() as stack:
 
         def group_of(controller: str) -> tuple[Path, bool]:
+            lines = Path("/proc/self/cgroup").read_text().splitlines()
+            own = {name: path for line in lines for name, path in [line.split(":", 2)[1:]]}
             first = (_ROOT / controller).is_dir()
             path = own[controller].lstrip("/") if first else own[""][1:]
             parent = _ROOT / controller / path if first else _ROOT / path

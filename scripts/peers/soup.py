@@ -1,9 +1,9 @@
 """LoRA of the job in Soup, which streams a frozen base from the disk layer by layer.
 
-Soup takes text, so the job's tokens become words of a tokenizer of whole words, and a row of 512
-tokens the answer of a conversation, of which the chat template shows nothing else. On a CPU Soup
-computes in float32; the one function that says so is replaced, so that it streams and computes
-bfloat16 as the others do (`--stock`: it is not). Losses are Soup's own: it shuffles and warms up.
+Soup takes text, so the job's tokens become words of a tokenizer of whole words. A row of 512 tokens
+is the answer of a conversation, of which the chat template shows nothing else. On a CPU Soup
+computes in float32. The one function that says so is replaced: it streams and computes bfloat16, as
+the others do (`--stock`: it is not). Losses are Soup's own: it shuffles and warms up.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ __all__ = ["SegmentUpdate"]
 
 @dataclass(frozen=True)
 class _Arrays:
-    """The state of a segment that an instruction changes, by array and by parameter."""
+    """The state that an instruction changes, by array and parameter, and its sums of gradients."""
 
     keys: dict[str, ObjectKey]
     hosts: dict[str, dict[str, Tensor]]
@@ -153,7 +153,8 @@ class SegmentUpdate:
             )  # fmt: skip
         else:
             if norms is not None and name not in norms:
-                norms.add(name, arrays.sums[name])  # whole: in this precision with plain's bits
+                # Of the whole gradient: in this precision the norm has plain's bits.
+                norms.add(name, arrays.sums[name])
             if coefficient is not None:
                 gradient.mul_(coefficient)
             rule.update(

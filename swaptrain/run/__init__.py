@@ -1,6 +1,6 @@
 """A run directory from its lock to its end.
 
 Read down: `run_directory` (lock, recorded config, root), `open_run` (store, data, forecast),
-`assemble` (all that trains), `steps` (one step after the other), `executor` (one instruction after
-the other), `finish`. May import every room but `verbs`.
+`assemble` (all that trains), `steps` (a room: one step, and one instruction, after the other),
+`finish`. May import every room but `verbs`.
 """

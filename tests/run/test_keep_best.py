@@ -61,6 +61,17 @@ def test_the_best_steps_stay(settings: str, tmp_path: Path) -> None:
     assert [one.step for one in list_snapshots(run_dir)] == [lowest]
 
 
+@pytest.mark.trains
+def test_a_best_step_goes_where_nothing_is_evaluated_any_more(tmp_path: Path) -> None:
+    """It was kept for its loss, which metrics.jsonl has, and is none of `every`."""
+    run_dir = trained(job(tmp_path / "run", steps=3, best=1))
+    (kept,) = list_snapshots(run_dir)
+    tree = job(tmp_path / "run", steps=6, every=5, last=2).to_tree() | {"eval": None}
+    trained(config_of(tmp_path / "run", tree))
+    assert kept.step < 5
+    assert [one.step for one in list_snapshots(run_dir)] == [5]
+
+
 def test_what_measures_nothing_is_refused(tmp_path: Path) -> None:
     """Neither rule; the best of no evaluation."""
     config = job(tmp_path / "run")

@@ -87,9 +87,9 @@ class StoredForms:
     forms: dict[str, StoredForm] = field(default_factory=dict)
     """By the names of the tensors of the model."""
     shapes: dict[str, torch.Size] = field(default_factory=dict)
-    """That these would have."""
+    """Of the tensors that the forms make, by the same names."""
     unused: list[str] = field(default_factory=list)
-    """The checkpoint's names of what is for nothing, or for what something else is for."""
+    """The checkpoint's names of what the model has no place for, or has from another tensor."""
     only_stored: list[str] = field(default_factory=list)
     """The checkpoint's names of what the model has no place for."""
 

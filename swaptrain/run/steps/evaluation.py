@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from swaptrain.compute.weighting.held_out import HeldOutWeights
 from swaptrain.observe.eval_history import EvalHistory
@@ -41,14 +39,9 @@ class HeldOutLosses:
         self._plan, self._executor, self._together = plan, executor, together
         self._history = EvalHistory()
 
-    @property
-    def losses(self) -> dict[int, float]:
-        """Return the losses by step, those that are numbers."""
-        return self._history.losses
-
-    def go_on_from(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take what the rows of earlier steps say."""
-        self._history = EvalHistory(rows)
+    def go_on_from(self, history: EvalHistory) -> None:
+        """Take the losses of earlier steps, and add to them."""
+        self._history = history
 
     def add(self, step: int, result: EvalResult | None) -> None:
         """Remember what was found behind `step`, where anything was."""

@@ -57,11 +57,11 @@ class MetricRows:
         """By the process when the last row was made: what a step leaves is written behind it."""
 
     def start(self) -> None:
-        """What was written so far belongs to no step."""
+        """Count from here: what was written so far belongs to no step."""
         self._written_bytes = self._counters().write_bytes
 
     def begin(self) -> _StepBegin:
-        """A step begins."""
+        """Return the moment at which a step begins, for `make`."""
         exchange = self._exchange
         return _StepBegin(
             time.perf_counter(),
@@ -72,7 +72,10 @@ class MetricRows:
         )
 
     def make(self, begun: _StepBegin, state: StepState, lr: float, *, resumed: bool) -> StepMetrics:
-        """Return the row of a step that is done, without held-out losses."""
+        """Return the row of a step that is done, without held-out losses; once a step.
+
+        The next row's peaks and written bytes count from here.
+        """
         norm = global_norm(state.ledger, self._order)
         losses = state.ledger.in_order()
         now, exchange = self._counters(), self._exchange

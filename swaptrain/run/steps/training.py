@@ -20,7 +20,9 @@ from swaptrain.durable.tree_commits import Trees
 from swaptrain.errors import StoppedBySignal
 from swaptrain.memory.slab import SlabPool
 from swaptrain.memory.tier import Tier
+from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.eval_result import EvalResult
+from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.observe.reports import Reports
 from swaptrain.observe.step_metrics import StepMetrics
@@ -98,6 +100,8 @@ class Training:
     _rows: MetricRows = field(init=False)
     _held_out: HeldOutLosses | None = field(init=False, default=None)
     """Where there is held-out data."""
+    _losses: dict[int, float] = field(init=False, default_factory=dict)
+    """Held-out losses of the run by step, those that are numbers; of starts with other data too."""
     _running: StepState | None = field(init=False, default=None)
     """Of the program that runs, where it may do pending updates."""
 
@@ -154,8 +158,10 @@ class Training:
         """Complete the step that an earlier process began to commit, whatever train.steps says."""
         decision = self.position.decision
         self._complete_metrics(decision.done)
+        history = EvalHistory(self.metrics.rows())
+        self._losses = history.losses
         if self._held_out is not None:
-            self._held_out.go_on_from(self.metrics.rows())
+            self._held_out.go_on_from(history)
         if decision.action is Action.CONTINUE:
             self.commits.handoff.adopt(self.position.handoff)
             self._step(self.step, decision.segment)
@@ -217,8 +223,7 @@ class Training:
 
         Behind everything of the step and before anything of the next one: what is live then is it.
         """
-        snapshots = self.snapshots
-        losses = {} if self._held_out is None else self._held_out.losses
+        snapshots, losses = self.snapshots, self._losses
         if snapshots is None or not snapshots.due(step, losses):
             return
         if self.trees is None:
@@ -231,8 +236,6 @@ class Training:
         """Have texts written, behind `step`: from the store, while memory holds nothing else."""
         if self.sample is None:
             return
-        from swaptrain.observe.memory_usage import resident_bytes
-
         self._make_whole(step)
         self.tier.empty()
         self.pool.trim()
