@@ -29,6 +29,14 @@ def test_shell_scripts_parse_and_are_strict(path: Path) -> None:
         assert os.access(path, os.X_OK), f"{path} is not executable"
 
 
+def test_slow_cases_are_tests_that_there_are() -> None:
+    """A case whose test has another name now would run by default again, and nobody would see."""
+    for case in (ROOT / "tests" / "slow_cases.txt").read_text().splitlines():
+        path, _, test = case.partition("::")
+        name = test.partition("[")[0]
+        assert f"def {name}(" in (ROOT / path).read_text(), case
+
+
 def test_ci_runs_the_very_command_of_the_readme() -> None:
     """CI and a user run the tests in the same way, at one of the speeds that the README names."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
