@@ -173,13 +173,13 @@ class StreamDevice:
         """
         if segment not in (self._segment, self._next):
             self._ahead, self._next = {}, segment
-        held = self._copies if segment == self._segment else self._ahead
-        if (key, name) not in held:
+        copies = self._copies if segment == self._segment else self._ahead
+        if (key, name) not in copies:
             try:
                 copy = self._streams.empty(view)
             except torch.OutOfMemoryError:
                 return False
-            held[key, name] = _Copy(copy, self._bring(copy, view))
+            copies[key, name] = _Copy(copy, self._bring(copy, view))
         return True
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:

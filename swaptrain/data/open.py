@@ -161,12 +161,12 @@ def open_example(
         first = np.array(few, dtype=np.int64)
     else:
         key = f"{section}.tokens"
-        files, held = token_files(source, config, section, model_vocabulary)
-        joined = Joined(held)
+        files, sources = token_files(source, config, section, model_vocabulary)
+        joined = Joined(sources)
         first = joined.read(0, min(shape[0] * shape[1], len(joined)))
         beyond = model_vocabulary is not None and first.max() >= model_vocabulary
         if beyond or first.min() < 0:  # before the model fails on it
-            for file, its_ids in zip(files, held, strict=True):
+            for file, its_ids in zip(files, sources, strict=True):
                 largest = largest_id(f"{key}: {file.path}", its_ids)
                 if model_vocabulary is not None and largest >= model_vocabulary:
                     raise first_unknown_id(f"{key}: {file.path}", its_ids, model_vocabulary)

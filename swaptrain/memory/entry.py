@@ -37,7 +37,7 @@ from swaptrain.program.instructions import ObjectKey
 
 __all__ = ["TRANSITIONS", "Content", "Entry", "Event", "Retention"]
 __all__ += ["ABSENT", "CLEAN", "DIRTY", "LEAVING", "READING", "UNDER_WAY", "WRITING"]
-__all__ += ["KEPT", "PREFETCHED", "SPARE"]
+__all__ += ["PREFETCHED", "SPARE", "WANTED"]
 
 
 class Content(StrEnum):
@@ -64,7 +64,7 @@ Event = Literal["read", "make", "change", "write", "finish", "evict", "free"]
 class Retention(StrEnum):
     """How long the plan wants an object in memory."""
 
-    KEPT = "kept"
+    WANTED = "wanted"
     """Until its next use."""
     PREFETCHED = "prefetched"
     """Until its next use, for which it was read ahead as planned."""
@@ -76,7 +76,7 @@ class Retention(StrEnum):
 ABSENT, READING, CLEAN, DIRTY, WRITING, LEAVING = Content
 UNDER_WAY = (READING, WRITING, LEAVING)
 """States in which a thread fills or empties the slab."""
-KEPT, PREFETCHED, SPARE = Retention
+WANTED, PREFETCHED, SPARE = Retention
 
 TRANSITIONS: Mapping[Event, Mapping[Content, Content]] = {
     "read": {ABSENT: READING},
@@ -102,7 +102,7 @@ class Entry:
     """Instructions under way that touch it."""
     next_use: int = 0
     """The position where the program touches it next."""
-    retention: Retention = KEPT
+    retention: Retention = WANTED
 
     def apply(self, event: Event) -> None:
         """Change the state of the content; RuntimeError where the table has no such transition."""

@@ -17,7 +17,16 @@ from typing import Any
 
 from swaptrain.memory.backing import Backing, Wait
 from swaptrain.memory.entries import Entries, TierCounters
-from swaptrain.memory.entry import CLEAN, KEPT, LEAVING, PREFETCHED, READING, SPARE, WRITING, Entry
+from swaptrain.memory.entry import (
+    CLEAN,
+    LEAVING,
+    PREFETCHED,
+    READING,
+    SPARE,
+    WANTED,
+    WRITING,
+    Entry,
+)
 from swaptrain.memory.slab import Pool, Slab
 from swaptrain.program.durability import Durability
 from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Program
@@ -308,4 +317,4 @@ class Tier:
         elif self._plan.spares(entry.key, position):
             entry.retention = SPARE
         else:
-            entry.retention = KEPT
+            entry.retention = WANTED

@@ -283,21 +283,21 @@ class Rehearsal:
         if not keys:
             return 0
         # The rest is on the disk by itself, on its way back into memory or not.
-        held = [key for key in keys if self._tier.ready(key) is not None]
-        works = [self._work(key, "commit") for key in held]
-        if held and instruction.operation is not Operation.FORWARD and not instruction.goes_on:
+        resident = [key for key in keys if self._tier.ready(key) is not None]
+        works = [self._work(key, "commit") for key in resident]
+        if resident and instruction.operation is not Operation.FORWARD and not instruction.goes_on:
             works[-1] += self._commit_work_s
         ends = [
             self._disk.request("commit", self._size_bytes(key), work)
-            for key, work in zip(held, works, strict=True)
+            for key, work in zip(resident, works, strict=True)
         ]
-        self._backing.spilled.update(key for key in held if key.kind is not Kind.STATE)
+        self._backing.spilled.update(key for key in resident if key.kind is not Kind.STATE)
         if instruction.operation is Operation.FORWARD:
             self._values += ends
-            for key, end in zip(held, ends, strict=True):
+            for key, end in zip(resident, ends, strict=True):
                 self._tier.saving([key], end)
         elif ends:
             self._backing.commit = (ends[-1],)  # behind those before it
-            for key, end in zip(held, ends, strict=True):
+            for key, end in zip(resident, ends, strict=True):
                 self._tier.saving([key], end if instruction.goes_on else ends[-1])
-        return sum(self._size_bytes(key) for key in held)
+        return sum(self._size_bytes(key) for key in resident)

@@ -26,8 +26,8 @@ from swaptrain.store.format.root import (
     read_root,
 )
 from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs
-from swaptrain.store.read.held_segments import Held, check_held, held_segment
 from swaptrain.store.read.step_in_links import Copier, delete
+from swaptrain.store.read.stored_segments import StoredSegment, check_segment, stored_segment
 from swaptrain.units import how_many
 
 __all__ = ["RankStore", "joined", "lay_out", "read_ranks"]
@@ -42,7 +42,7 @@ class RankStore:
 
     directory: Path
     root: RootRecord
-    segments: tuple[Held, ...]
+    segments: tuple[StoredSegment, ...]
 
 
 def read_ranks(run_dir: Path) -> list[RankStore]:
@@ -79,7 +79,7 @@ def read_ranks(run_dir: Path) -> list[RankStore]:
                 f"{directory} is that of rank {root.rank} of {root.ranks}, and {run_dir} has those "
                 f"of {how_many(len(directories), 'rank')}: bring those of all machines together"
             )
-        stores.append(RankStore(directory, root, tuple(_held(directory, root, tree, step))))
+        stores.append(RankStore(directory, root, tuple(_segments(directory, root, tree, step))))
     if len({store.root.fingerprint for store in stores}) > 1:
         raise DamagedStoreError("the ranks have stores of different models", path=run_dir)
     return stores
@@ -166,10 +166,10 @@ def _live(directory: Path) -> str | None:
     return store.readlink().name if store.is_symlink() else None
 
 
-def _held(directory: Path, root: RootRecord, tree: str, step: int) -> Iterator[Held]:
+def _segments(directory: Path, root: RootRecord, tree: str, step: int) -> Iterator[StoredSegment]:
     for row in root.segments:
-        found = held_segment(directory, row.segment, tree=tree).read()
-        check_held(found, root)
+        found = stored_segment(directory, row.segment, tree=tree).read()
+        check_segment(found, root)
         if found.version not in (None, step):
             raise DamagedStoreError(
                 f"a segment is at step {found.version}, and its tree at {step}",

@@ -80,26 +80,27 @@ def assemble(
     config: Config,
     prepared: Prepared,
     parts: Parts,
-    held: ExitStack,
+    resources: ExitStack,
     progress: Progress,
     stop: StopRequest,
     observe: Callable[[int, Instruction], None],
 ) -> Training:
     """Take the memory, find the position, and return what trains from there.
 
-    `held` gets what has to be closed: first the threads that write, then the files, then memory.
+    `resources` gets what has to be closed: first the threads that write, then the files, then
+    memory.
     """
     plan, paths, note = _measured_plan(prepared), RunPaths(config.run.dir), progress.note
     slots, backing = parts.slots, parts.backing
-    pool, tier = _memory(plan, parts, prepared.device, held)
+    pool, tier = _memory(plan, parts, prepared.device, resources)
     # Files are closed after the threads that write to them, whenever they were opened.
-    files = held.enter_context(ExitStack())
+    files = resources.enter_context(ExitStack())
     values = None
     if not config.store.commit.is_whole:
         values = Activations(backing, tier, parts.io)
-        held.callback(values.close)
+        resources.callback(values.close)
     committer = Committer(parts.io, slots)
-    held.callback(committer.close)
+    resources.callback(committer.close)
     backing.barrier = committer.drain
     fingerprint = plan.captured.model.fingerprint
     commits = Commits(plan.layouts, backing, tier, committer, fingerprint=fingerprint)
@@ -200,14 +201,14 @@ def _together(plan: Plan, group: Group | None, position: ResumePoint) -> Togethe
 
 
 def _memory(
-    plan: Plan, parts: Parts, device: ComputeDevice, held: ExitStack
+    plan: Plan, parts: Parts, device: ComputeDevice, resources: ExitStack
 ) -> tuple[SlabPool, Tier]:
     """Take the pool of slabs, and put the tier over it."""
     pool = device.pool(plan.pool_bytes, useful_bytes=useful_bytes(plan))
     tier = Tier(pool, parts.backing, let_go=device.synchronize)
-    held.callback(_close_memory, device, tier, pool)
+    resources.callback(_close_memory, device, tier, pool)
     # Again, and before memory is given back: reads and writes that are under way use its slabs.
-    held.callback(parts.io.close)
+    resources.callback(parts.io.close)
     return pool, tier
 
 

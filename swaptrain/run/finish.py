@@ -15,8 +15,8 @@ from swaptrain.run.steps.training import Training
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.paths import RunPaths
-from swaptrain.store.read.held_segments import held_segments
 from swaptrain.store.read.run_position import read_position
+from swaptrain.store.read.stored_segments import stored_segments
 from swaptrain.store.slots.slot_bytes import copy_slot
 from swaptrain.store.slots.slots import Slots
 from swaptrain.store.slots.snapshots import list_snapshots
@@ -32,8 +32,8 @@ def finished_step(run_dir: Path, root: RootRecord, config: Config) -> int | None
     paths = RunPaths(run_dir)
     if paths.spill.exists():
         return None  # a run that is not at its end, or has not yet deleted what only training needs
-    held = held_segments(run_dir, root)
-    live = {one.segment: one.record for one in held if one.record is not None}
+    stored = stored_segments(run_dir, root)
+    live = {one.segment: one.record for one in stored if one.record is not None}
     position = read_position(paths, root, live)
     position.decided()
     is_whole = position.is_whole and not position.pending

@@ -71,20 +71,20 @@ class Start:
 
 def open_run(
     start: Start,
-    held: ExitStack,
+    resources: ExitStack,
     progress: Progress,
     stop: StopRequest,
     observe: Callable[[int, Instruction], None],
 ) -> Training:
     """Create the store or find the position in it; return what trains, complete.
 
-    `held` gets what has to be closed. Raises ConfigError before anything is written.
+    `resources` gets what has to be closed. Raises ConfigError before anything is written.
     """
     config, prepared, root, note = start.config, start.prepared, start.root, progress.note
     plan, run_dir = prepared.plan, config.run.dir
-    held.callback(release)
+    resources.callback(release)
     io = DirectIO(on_fallback=note)
-    held.callback(io.close)
+    resources.callback(io.close)
     backing = DiskBacking(
         run_dir,
         plan.layouts,
@@ -105,7 +105,7 @@ def open_run(
         note(f"verifying the snapshot of step {start.back_to.step}")
         verify_snapshot(start.back_to, root, io, stop)
     data = open_batches(config, prepared, fresh=start.fresh, note=note)
-    held.callback(data.close)
+    resources.callback(data.close)
     if start.group is not None:
         agree(start.group, "data", {"the digest of the data": data.digest, "items": len(data)})
         link = Exchange(start.group).speed()
@@ -155,7 +155,7 @@ def open_run(
         expected=chosen.price,
         group=start.group,
     )
-    return assemble(config, prepared, parts, held, progress, stop, observe)
+    return assemble(config, prepared, parts, resources, progress, stop, observe)
 
 
 def _with_steps(start: Start, items: int, note: Callable[[str], None]) -> tuple[Start, Config]:

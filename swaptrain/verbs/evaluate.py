@@ -128,13 +128,13 @@ def _evaluated(
     with (
         progress,
         StopRequest() as stop,
-        ExitStack() as held,
+        ExitStack() as resources,
     ):
         root = directory.open(progress.note)
         prepared = Prepared(directory.config, root, note)
         check_memory(config.memory.host, prepared.plan, note)
         start = Start(prepared.config, prepared, root, False, None, None, evaluates=True)
-        training = open_run(start, held, progress, stop, lambda *_: None)
+        training = open_run(start, resources, progress, stop, lambda *_: None)
         begun = time.perf_counter()
         try:
             found = training.evaluate()

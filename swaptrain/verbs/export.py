@@ -122,11 +122,12 @@ def _writer(
             found = list(tensors(dtype).values())
             if adapter is not None:
                 found = merged_tensors(adapter, tensors(dtype), tensors("float32"))
-            count = len(found)
-            held = list(view.optimizer()) if state else []
-            count += len(held)
+            of_optimizer = list(view.optimizer()) if state else []
+            count = len(found) + len(of_optimizer)
             if config is None or names is None:
-                named = [replace(tensor, name=f"optimizer.{tensor.name}") for tensor in held]
+                named = [
+                    replace(tensor, name=f"optimizer.{tensor.name}") for tensor in of_optimizer
+                ]
                 size_bytes = write_safetensors(to, found + named)
             else:
                 assert dtype is not None
@@ -135,7 +136,7 @@ def _writer(
                     vocabulary = names.grown_vocabulary(found)
                 found = names.as_on_hub(found, dtype)
                 described = DirectoryFacts(config, root.choices.model, vocabulary)
-                size_bytes = write_model_directory(to, found, described, shard_bytes, held)
+                size_bytes = write_model_directory(to, found, described, shard_bytes, of_optimizer)
         note(
             f"wrote {to}: {how_many(count, 'tensor')}, {format_size(size_bytes)}, as they are "
             f"after step {view.step}"

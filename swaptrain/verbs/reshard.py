@@ -41,10 +41,10 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
         if count == len(before):
             note(f"{run_dir} is a run of {how_many(count, 'rank')} already")
             return
-        with ExitStack() as held:
+        with ExitStack() as resources:
             stores = read_ranks(run_dir)
             for directory in before:
-                held.enter_context(RunLock(directory, note=note))
+                resources.enter_context(RunLock(directory, note=note))
             trained = [row.segment for s in stores for row in s.root.segments if row.state]
             for rank in range(count):
                 if not any(Ranks(rank, count).owns(k) for k in trained):

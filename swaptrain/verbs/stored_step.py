@@ -20,12 +20,12 @@ from swaptrain.store.format.root import QuantizedRecord, read_buffers
 from swaptrain.store.format.state_record import SlotRecord, TableRow
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.export_request import ExportRequest
-from swaptrain.store.read.held_segments import Held, check_held
 from swaptrain.store.read.joined_ranges import joined_ranges
 from swaptrain.store.read.live_store import LiveStore, look
 from swaptrain.store.read.reader import PIECE_ELEMENTS, ChunkReader, read_tensor
 from swaptrain.store.read.run_position import Phase, RunPosition, read_position
 from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
+from swaptrain.store.read.stored_segments import StoredSegment, check_segment
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import list_snapshots
 
@@ -92,15 +92,15 @@ def _with_snapshot(run: Path, step: int, use: Callable[[StoredStep], Result]) ->
         raise ConfigError(f"--step {step}: {run} has no snapshot of it; there are: {steps}")
     snapshot = snapshots[step]
     try:
-        held = [
-            Held(one.segment, snapshot.slots.get(one.segment), one.frozen).read()
+        stored = [
+            StoredSegment(one.segment, snapshot.slots.get(one.segment), one.frozen).read()
             for one in store.segments
         ]
-        for one in held:
-            check_held(one, store.root)
+        for one in stored:
+            check_segment(one, store.root)
             if one.version not in {None, step}:
                 raise DamagedStoreError("a snapshot holds another step", segment=one.segment)
-        return use(StoredStep(step, replace(store, segments=tuple(held))))
+        return use(StoredStep(step, replace(store, segments=tuple(stored))))
     except (DamagedStoreError, FileNotFoundError):
         if snapshot.path.exists():
             raise

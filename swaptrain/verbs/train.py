@@ -111,10 +111,10 @@ def _train(
         named_failures(config),
         progress,
         StopRequest() as stop,
-        ExitStack() as held,
+        ExitStack() as resources,
     ):
         # Before the model's capture, so that of two processes the second one is refused at once.
-        held.enter_context(directory.locked(progress.note))
+        resources.enter_context(directory.locked(progress.note))
         with directory.withdrawn_on(BaseException):
             root = directory.open(progress.note)
             if member is not None:
@@ -124,14 +124,14 @@ def _train(
                 return
             samples = _samples(start, progress.note)
         with directory.withdrawn_on(ConfigError):
-            training = open_run(start, held, progress, stop, observe)
+            training = open_run(start, resources, progress, stop, observe)
         training.sample = samples
         if listener is not None:
             listener.follow(training, stop)
         # What was captured lives as long as the run: collections need not go through it again.
         gc.collect()
         gc.freeze()
-        held.callback(gc.unfreeze)
+        resources.callback(gc.unfreeze)
         training.run()
         finish(training, stop)
         if listener is not None:

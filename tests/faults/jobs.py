@@ -15,9 +15,14 @@ _GPT: dict[str, Any] = {
     "memory": {"segment": "9KiB"},
     "train": {"steps": 2},
 }
-_PARTS: dict[str, Any] = {
+_WIDE: dict[str, Any] = {
     **_GPT,
+    # Of parameters that are large enough, the moments are codes.
     "model": {**_GPT["model"], "kwargs": {"layers": 1, "dropout": 0.1, "width": 32}},
+    "memory": {"segment": "32KiB"},
+}
+_PARTS: dict[str, Any] = {
+    **_WIDE,
     "memory": {"segment": "100KiB"},
     "store": {"chunk": "8KiB"},
 }
@@ -27,5 +32,12 @@ MODES: dict[str, dict[str, Any]] = {
     "trees": {**_GPT, "store": {"commit": {"every": 2}}, "train": {"steps": 3}},
     "parts": _PARTS,
     "parts-8bit": {**_PARTS, "optimizer": {"state": "8bit"}},
+    "8bit-clipped": {**_WIDE, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
+    "bfloat16-state": {**_WIDE, "optimizer": {"state": "bfloat16"}},
+    "no-master": {
+        **_WIDE,
+        "model": {**_WIDE["model"], "dtype": "bfloat16", "master": "none"},
+        "optimizer": {"state": "8bit"},
+    },
     "float16": {**_GPT, "model": {**_GPT["model"], "dtype": "float16"}},
 }

@@ -28,11 +28,14 @@ def _ask(server: Server, folder: Path, mode: str, start: str, **more: Any) -> di
         [
             *(("fused", "nothing"), ("clipped", "interrupted"), ("trees", "nothing")),
             *(("parts", "interrupted"), ("parts-8bit", "nothing"), ("float16", "interrupted")),
+            *(("8bit-clipped", "interrupted"), ("bfloat16-state", "nothing")),
+            ("no-master", "interrupted"),
         ],
         ("clipped", "interrupted"),
         whole=[
             *(("trees", "nothing"), ("parts-8bit", "nothing"), ("float16", "interrupted")),
-            ("fused", "nothing"),
+            *(("fused", "nothing"), ("8bit-clipped", "interrupted")),
+            ("bfloat16-state", "nothing"),
         ],
     ),
 )

@@ -102,8 +102,8 @@ def _header(path: Path, key: str, beginning: bytes, size_bytes: int) -> BinForm 
             "known: write its ids as .npy"
         )
     dtype = np.dtype(name).newbyteorder("<")
-    held, rest = divmod(size_bytes - _HEADER_BYTES, dtype.itemsize)
-    if held != count or rest:
+    items, rest = divmod(size_bytes - _HEADER_BYTES, dtype.itemsize)
+    if items != count or rest:
         raise ConfigError(
             f"{key}: {path} has a header that says {count:,} ids of {name}, and "
             f"{size_bytes - _HEADER_BYTES:,} bytes behind it: it was cut, or is another file"
@@ -134,13 +134,13 @@ def _index(path: Path, key: str, size_bytes: int, token_dtype: str | None) -> Bi
     if code not in _MEGATRON:
         raise ConfigError(f"{key}: {index} says that {path.name} holds no integers (code {code})")
     dtype = np.dtype(_MEGATRON[code]).newbyteorder("<")
-    held, rest = divmod(size_bytes, dtype.itemsize)
-    if rest or lengths not in (None, held):
+    items, rest = divmod(size_bytes, dtype.itemsize)
+    if rest or lengths not in (None, items):
         raise ConfigError(
             f"{key}: {index} says {lengths or 0:,} ids of {dtype.name}, and {path.name} has "
             f"{size_bytes:,} bytes: one of them was cut, or belongs to another file"
         )
-    return BinForm(dtype, 0, held)
+    return BinForm(dtype, 0, items)
 
 
 def _check_unsaid(

@@ -215,8 +215,8 @@ def open_weights(path: Path) -> Checkpoint:
         files = _files(path, key)
         if files is not None:
             return Checkpoint(path, files, key=key)
-        held = sorted([*path.glob("*.safetensors"), *filter(_is_other_form, path.iterdir())])
-        there = f"; it holds {held[0].name}: name the file itself" if held else ""
+        others = sorted([*path.glob("*.safetensors"), *filter(_is_other_form, path.iterdir())])
+        there = f"; it holds {others[0].name}: name the file itself" if others else ""
         raise ConfigError(f"{key}: {path} holds neither {_WEIGHTS} nor {_INDEX}{there}")
     if path.name.endswith(".safetensors"):
         return Checkpoint(path, [_existing(path, key)], key=key)

@@ -10,7 +10,7 @@ from swaptrain.errors import DamagedStoreError, RunError
 from swaptrain.store.format.root import RootRecord, read_root
 from swaptrain.store.format.state_record import SlotRecord
 from swaptrain.store.paths import TREES, RunPaths
-from swaptrain.store.read.held_segments import Held, check_held, held_segment
+from swaptrain.store.read.stored_segments import StoredSegment, check_segment, stored_segment
 
 __all__ = ["LiveStore", "look"]
 
@@ -32,7 +32,7 @@ class LiveStore:
     tree: str | None
     """The live tree of a store with commit_every > 1."""
     root: RootRecord
-    segments: tuple[Held, ...]
+    segments: tuple[StoredSegment, ...]
 
     @property
     def versions(self) -> dict[int, int]:
@@ -48,7 +48,7 @@ class LiveStore:
         """Whether any of it is not live any more: what was read of it may be torn."""
         return any(self._has_changed(one) for one in self.segments)
 
-    def _has_changed(self, segment: Held) -> bool:
+    def _has_changed(self, segment: StoredSegment) -> bool:
         try:
             return _segment(self.run_dir, self.tree, self.root, segment.segment) != segment
         except DamagedStoreError:
@@ -71,22 +71,24 @@ def look(run_dir: Path) -> LiveStore | None:
             return LiveStore(run_dir, tree, root, tuple(one for one in found if one is not None))
 
 
-def _segment(run_dir: Path, tree: str | None, root: RootRecord, segment: int) -> Held | None:
+def _segment(
+    run_dir: Path, tree: str | None, root: RootRecord, segment: int
+) -> StoredSegment | None:
     """Return what the disk holds of a segment; None where the tree is not the live one."""
     for number in range(_TRIES):
-        before = held_segment(run_dir, segment, tree=tree)
+        before = stored_segment(run_dir, segment, tree=tree)
         if _live_tree(run_dir) != tree:
             return None
         try:
             found = before.read()
-            check_held(found, root)
+            check_segment(found, root)
         except DamagedStoreError:
             # It may have left the live name meanwhile and be being written again, or even have
             # come back after it was another segment's.
-            if held_segment(run_dir, segment, tree=tree) == before and number + 1 == _TRIES:
+            if stored_segment(run_dir, segment, tree=tree) == before and number + 1 == _TRIES:
                 raise
             continue
-        if held_segment(run_dir, segment, tree=tree) == before:
+        if stored_segment(run_dir, segment, tree=tree) == before:
             return found
     raise RunError(f"segment {segment} of {run_dir} is switched all the time: it cannot be read")
 

@@ -16,7 +16,7 @@ from swaptrain.store.format.going_back import GoingBackRecord
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.state_record import HandoffRow, SegmentRecord, read_finished
 from swaptrain.store.paths import RunPaths
-from swaptrain.store.read.held_segments import held_segment
+from swaptrain.store.read.stored_segments import stored_segment
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
 
 __all__ = ["Handoff", "Phase", "RunPosition", "read_position"]
@@ -185,20 +185,20 @@ def _live_records(
     records, damages = dict[int, SegmentRecord](), list[DamagedStoreError]()
     for row in root.segments:
         k = row.segment
-        held = held_segment(paths.run_dir, k)
-        if held.state is None:
+        stored = stored_segment(paths.run_dir, k)
+        if stored.state is None:
             if row.state:
                 text = "a segment's live name is missing"
-                damages.append(DamagedStoreError(text, segment=k, path=held.link))
+                damages.append(DamagedStoreError(text, segment=k, path=stored.link))
             continue
         try:
-            record = held.state.read_unfitted(k, link=held.link)
+            record = stored.state.read_unfitted(k, link=stored.link)
         except DamagedStoreError as error:
             damages.append(error.within(Where(segment=k)))
             continue
         if record.fingerprint != root.fingerprint:
             text = "a slot belongs to another model"
-            damages.append(DamagedStoreError(text, segment=k, path=held.state.record_path))
+            damages.append(DamagedStoreError(text, segment=k, path=stored.state.record_path))
         records[k] = record
     return records, damages
 

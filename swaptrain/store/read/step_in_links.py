@@ -19,8 +19,8 @@ from swaptrain.store.access.lock import RunLock
 from swaptrain.store.disk.durable_files import replace_link, run_error
 from swaptrain.store.format.root import create_root, ensure_group
 from swaptrain.store.paths import TREES, RunPaths, link_text
-from swaptrain.store.read.held_segments import held_segments
 from swaptrain.store.read.live_store import LiveStore
+from swaptrain.store.read.stored_segments import stored_segments
 from swaptrain.units import format_size
 
 __all__ = ["Copier", "delete", "step_in_links"]
@@ -60,7 +60,7 @@ def step_in_links(store: LiveStore, step: int, note: Callable[[str], None]) -> I
         )
         if tree is not None:
             replace_link(there.store, link_text(there.store, there.hierarchy(tree)))
-        for one in held_segments(there.run_dir, store.root):
+        for one in stored_segments(there.run_dir, store.root):
             if one.version not in {None, step}:
                 raise DamagedStoreError("a slot was written again", segment=one.segment)
         yield there.run_dir

@@ -75,8 +75,8 @@ class Slot:
             slot = "a segment's slot" if link is None else f"the slot that {link} leads to"
             text = f"{slot} is one of segment {record.segment}"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
-        held = {path.parent.name for path in self.path.glob(f"*/{ZARR_JSON}")}
-        if held and record.checksums and held.isdisjoint(record.checksums):
+        arrays = {path.parent.name for path in self.path.glob(f"*/{ZARR_JSON}")}
+        if arrays and record.checksums and arrays.isdisjoint(record.checksums):
             text = "a record names none of the arrays beside it: it is another slot's"
             raise DamagedStoreError(text, segment=segment, path=self.record_path)
         return record

@@ -110,8 +110,8 @@ class Snapshots:
         """
         run_dir = self._slots.run_dir
         tree = self._slots.tree()
-        held = {k: self._slots.live(k, tree=tree) for k in self._segments}
-        for k, slot in held.items():
+        slots = {k: self._slots.live(k, tree=tree) for k in self._segments}
+        for k, slot in slots.items():
             if slot.read_record(k).version != step:
                 raise DamagedStoreError(
                     f"a snapshot of step {step} cannot be made: the live state is of another step",
@@ -126,19 +126,19 @@ class Snapshots:
             step=step,
             fingerprint=self._root.fingerprint,
             commit_every=self._root.commit_every,
-            slots={f"{k:03d}": slot.id for k, slot in held.items()},
+            slots={f"{k:03d}": slot.id for k, slot in slots.items()},
         )
         try:
             _remove(aside)
             aside.mkdir()
-            for k, slot in held.items():
+            for k, slot in slots.items():
                 link = aside / f"{k:03d}"
                 link.symlink_to(link_text(link, paths.slot(slot.id)))
             write_aside(aside / ZARR_JSON, record.encoded())  # flushes the links as well
             aside.replace(path)
         except OSError as error:
             raise run_error(error, path, "make the snapshot") from error
-        self._slots.hold(path.name, [slot.id for slot in held.values()])
+        self._slots.hold(path.name, [slot.id for slot in slots.values()])
         flush_directory(paths.snapshots)
         drop_surplus(self._slots, self._keeping, losses)
 

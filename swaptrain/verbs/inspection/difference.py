@@ -165,18 +165,18 @@ def _in_step(
     one: Iterable[NDArray[Any]], other: Iterable[NDArray[Any]]
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield pieces of both that have as many elements, in one dimension."""
-    others, held = iter(other), np.empty(0)
+    others, other_piece = iter(other), np.empty(0)
     for given in one:
         piece = np.ascontiguousarray(given).reshape(-1)
         while len(piece):
-            if not len(held):
+            if not len(other_piece):
                 found = next(others, None)
                 if found is None:
                     raise DamagedStoreError("a tensor has fewer elements than its shape")
-                held = np.ascontiguousarray(found).reshape(-1)
-            count = min(len(piece), len(held), BLOCK_ELEMENTS)
-            yield piece[:count], held[:count]
-            piece, held = piece[count:], held[count:]
+                other_piece = np.ascontiguousarray(found).reshape(-1)
+            count = min(len(piece), len(other_piece), BLOCK_ELEMENTS)
+            yield piece[:count], other_piece[:count]
+            piece, other_piece = piece[count:], other_piece[count:]
 
 
 def _config_differences(run_a: Path, run_b: Path) -> dict[str, tuple[Any, Any]]:

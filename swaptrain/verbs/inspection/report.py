@@ -15,10 +15,10 @@ from swaptrain.store.access.lock import lock_owner
 from swaptrain.store.format.origin import origin_text
 from swaptrain.store.format.root import RootRecord, RootRow
 from swaptrain.store.paths import RunPaths
-from swaptrain.store.read.held_segments import Held
 from swaptrain.store.read.live_store import LiveStore
 from swaptrain.store.read.run_position import Phase, RunPosition
 from swaptrain.store.read.steady_position import steady_position
+from swaptrain.store.read.stored_segments import StoredSegment
 from swaptrain.store.slots.snapshots import list_snapshots
 from swaptrain.strict_json import parse_json
 from swaptrain.units import how_many
@@ -94,7 +94,7 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
         path=path,
         config=config,
         root=live.root if live is not None else None,
-        segments=tuple(_segment(held, row) for held, row in rows),
+        segments=tuple(_segment(stored, row) for stored, row in rows),
         writer=str(writer) if writer is not None else None,
         done=done,
         state=state,
@@ -106,8 +106,8 @@ def read_run(path: Path, *, lines: int = 5) -> RunReport:
 
 
 def _snapshots(path: Path, live: LiveStore | None) -> list[SnapshotRow]:
-    held = live.segments if live is not None else ()
-    seen = {one.state.id for one in held if one.state is not None}
+    stored = live.segments if live is not None else ()
+    seen = {one.state.id for one in stored if one.state is not None}
     rows = []
     for snapshot in reversed(list_snapshots(path)):
         try:
@@ -162,13 +162,15 @@ def _in_motion(live: LiveStore) -> tuple[int, str]:
     return max(0, oldest - 1), f"inside one of the steps {oldest} to {newest + 1}, going on"
 
 
-def _segment(held: Held, row: RootRow) -> SegmentRow:
-    size_bytes = _disk_bytes(held.frozen.path) if held.frozen is not None else 0
-    slot = "frozen" if held.frozen is not None else "-"
-    if held.state is not None:
-        slot = held.state.id
-        size_bytes += _disk_bytes(held.state.path.resolve())
-    return SegmentRow(held.segment, row.unit, len(row.parameters), held.version, slot, size_bytes)
+def _segment(stored: StoredSegment, row: RootRow) -> SegmentRow:
+    size_bytes = _disk_bytes(stored.frozen.path) if stored.frozen is not None else 0
+    slot = "frozen" if stored.frozen is not None else "-"
+    if stored.state is not None:
+        slot = stored.state.id
+        size_bytes += _disk_bytes(stored.state.path.resolve())
+    return SegmentRow(
+        stored.segment, row.unit, len(row.parameters), stored.version, slot, size_bytes
+    )
 
 
 def last_rows(path: Path, count: int) -> list[dict[str, Any]]:

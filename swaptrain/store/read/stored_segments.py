@@ -13,12 +13,12 @@ from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot import Slot, frozen_slot
 from swaptrain.units import how_many
 
-__all__ = ["Held", "check_held", "held_segment", "held_segments"]
+__all__ = ["StoredSegment", "check_segment", "stored_segment", "stored_segments"]
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the disk holds of one segment."""
+class StoredSegment:
+    """What the disk has of one segment."""
 
     segment: int
     state: Slot | None
@@ -35,7 +35,7 @@ class Held:
         """The step after which the state is as it is; None where nothing is ever updated."""
         return None if self.record is None else self.record.version
 
-    def read(self) -> Held:
+    def read(self) -> StoredSegment:
         """Return the same with its records.
 
         Raises DamagedStoreError where one is not whole or is another segment's.
@@ -48,26 +48,26 @@ class Held:
         )
 
 
-def held_segments(run_dir: Path, root: RootRecord) -> list[Held]:
+def stored_segments(run_dir: Path, root: RootRecord) -> list[StoredSegment]:
     """Return every segment's live slot and frozen parameters with their records, in order.
 
     Raises DamagedStoreError when a record does not verify, is of another segment or model, or when
     any parameter of the root's table is missing.
     """
-    held = []
+    stored = []
     for row in root.segments:
-        found = held_segment(run_dir, row.segment).read()
-        check_held(found, root)
-        held.append(found)
-    return held
+        found = stored_segment(run_dir, row.segment).read()
+        check_segment(found, root)
+        stored.append(found)
+    return stored
 
 
-def held_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> Held:
+def stored_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> StoredSegment:
     """Return the places of a segment in a tree, or in the live one, unread."""
     paths = RunPaths(run_dir)
     link = paths.live_link(segment, tree)
     frozen = frozen_slot(run_dir, segment)
-    return Held(
+    return StoredSegment(
         segment,
         Slot(paths.slot(link.readlink().name)) if link.is_symlink() else None,
         frozen if frozen.path.is_dir() else None,
@@ -75,11 +75,11 @@ def held_segment(run_dir: Path, segment: int, *, tree: str | None = None) -> Hel
     )
 
 
-def check_held(held: Held, root: RootRecord) -> None:
+def check_segment(stored: StoredSegment, root: RootRecord) -> None:
     """Raise DamagedStoreError unless the records are the model's and have all its parameters."""
-    k = held.segment
+    k = stored.segment
     names: set[str] = set()
-    for slot, record in ((held.state, held.record), (held.frozen, held.frozen_record)):
+    for slot, record in ((stored.state, stored.record), (stored.frozen, stored.frozen_record)):
         if slot is None or record is None:
             continue
         if record.fingerprint != root.fingerprint:
@@ -92,5 +92,5 @@ def check_held(held: Held, root: RootRecord) -> None:
         raise DamagedStoreError(
             f"a segment lacks {how_many(len(missing), 'parameter')}, {missing[0]} first",
             segment=k,
-            path=held.link if held.state is None else held.state.path,
+            path=stored.link if stored.state is None else stored.state.path,
         )
