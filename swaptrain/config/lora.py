@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from swaptrain.config.kinds import (
     Folder,
@@ -99,6 +99,14 @@ class LoraConfig(Section):
                 "out either"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _alone(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write `from` as it is read: alone."""
+        fields: dict[str, Any] = handler(self)
+        if self.source is None:
+            return fields
+        return {name: value for name, value in fields.items() if name in ("source", "from")}
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:

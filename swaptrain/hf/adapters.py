@@ -7,6 +7,7 @@ from typing import Any
 
 from swaptrain.config.lora import LoraConfig
 from swaptrain.errors import ConfigError
+from swaptrain.models.adapters.lora import HEADS
 
 __all__ = ["lora_tree"]
 
@@ -15,6 +16,8 @@ _FREE = (
     *("auto_mapping", "peft_version", "runtime_config"),
 )
 """What says nothing of the mathematics, or is written by PEFT itself."""
+_HEADS = {"SEQ_CLS": HEADS, "TOKEN_CLS": HEADS, "QUESTION_ANS": ("qa_outputs",)}
+"""What PEFT trains in full for a task, beside `modules_to_save`."""
 
 
 def lora_tree(peft_config: Any) -> dict[str, Any]:
@@ -35,8 +38,12 @@ def lora_tree(peft_config: Any) -> dict[str, Any]:
     refused = [f"{name}={value!r}" for name, value in changed.items() if name not in known]
     if refused:
         raise ConfigError(f"peft_config: {'; '.join(refused)}: not supported, leave it out")
-    return {
+    tree = {
         name: sorted(value) if isinstance(value, set) else value
         for name in LoraConfig.field_names()
         if (value := getattr(peft_config, name)) is not None
     }
+    task = str(getattr(peft_config.task_type, "value", peft_config.task_type))
+    if heads := _HEADS.get(task):
+        tree["modules_to_save"] = [*dict.fromkeys([*tree.get("modules_to_save", ()), *heads])]
+    return tree

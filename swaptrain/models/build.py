@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from swaptrain.config.model import ModelConfig
 from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut
 from swaptrain.models.adapters.files import AdapterFiles
-from swaptrain.models.adapters.lora import adapter_config, inject, saved_names
-from swaptrain.models.adapters.merge import merge_records, plain_names
+from swaptrain.models.adapters.lora import adapter_config, inject, saved_names, task_type
+from swaptrain.models.adapters.merge import merge_records, plain_names, untied_names
 from swaptrain.models.factory import Factory, python_factory
 from swaptrain.models.freeze import freeze
 from swaptrain.models.initial_weights import InitialWeights
@@ -41,6 +41,9 @@ from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.root import AdapterRecord
 
 __all__ = ["BuiltModel", "additions", "build", "model_factory"]
+
+_ORIGINAL = ".original_module."
+"""Part of the name of what PEFT leaves beside a module that it trains in full."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,9 @@ def build(
     thaw(module, thawed)
     record = None
     if adapter is not None and buffers is None:
-        record = _adapter_record(module, adapter, config.model.hf)
+        record = _adapter_record(module, adapter, config, factory.description)
+        for remark in _stuck(module, initial, construction.base_names):
+            note(remark)
     by_constructor = {name for name, p in module.named_parameters() if not p.requires_grad}
     freeze(module, config.train.freeze or (), all_match=is_whole)
     if config.model.dtype != "float32":
@@ -170,12 +175,33 @@ def build(
     )
 
 
-def _adapter_record(module: nn.Module, adapter: Mapping[str, Any], base: object) -> AdapterRecord:
+def _stuck(module: nn.Module, initial: InitialWeights, bases: Mapping[str, str]) -> Iterator[str]:
+    """Say which weights no checkpoint has and no adapter learns: they stay as they are drawn."""
+    for name, parameter in module.named_parameters():
+        base = bases.get(name)
+        if base in initial.missing and not parameter.requires_grad and _ORIGINAL not in name:
+            path = str(base).rpartition(".")[0]
+            yield (
+                f"{base} is not in the checkpoint, and lora leaves it as the constructor draws it: "
+                f"to train it, name its module, lora.modules_to_save: [{path.rpartition('.')[2]}]"
+            )
+
+
+def _adapter_record(
+    module: nn.Module, adapter: Mapping[str, Any], config: Config, description: str
+) -> AdapterRecord:
+    assert config.lora is not None
+    base = config.model.hf
     return AdapterRecord(
         fields=dict(adapter),
-        config=adapter_config(module, base if isinstance(base, str) else None),
+        config=adapter_config(
+            module,
+            base if isinstance(base, str) else None,
+            task_type(config.lora, description),
+        ),
         names=saved_names(module),
         plain=plain_names(module),
+        untied=untied_names(module),
         merges=tuple(merge_records(module)),
     )
 

@@ -7,6 +7,7 @@ as `save_pretrained` does it (transformers' `revert_weight_conversion`), one gro
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from swaptrain.models.stored.pretrained import Pretrained
 from swaptrain.models.transformers_model import hugging_face_factory
 from swaptrain.store.read.safetensors import StreamedTensor, cast_piece
 
-__all__ = ["HubNames"]
+__all__ = ["HubNames", "is_other_base", "whole_tensor"]
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _PLAIN = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
@@ -49,11 +50,22 @@ class HubNames:
     """What the hub calls the tensors of a run's model.
 
     `architecture`: the class of transformers; `origin`: what is recorded of the checkpoint that the
-    run began from, None where it was none. Nothing of the model is held. Raises ConfigError where
-    it cannot be made, or the checkpoint is not what it was.
+    run began from, None where it was none. Where it `is_untied`, no two names of the model are one
+    weight's any more. Nothing of the model is held. Raises ConfigError where it cannot be made, or
+    the checkpoint is not what it was.
     """
 
-    def __init__(self, config: Config, architecture: str, origin: Mapping[str, Any] | None) -> None:
+    untied: tuple[str, ...] = ()
+    """Parts of the config that have to say that no weights are tied; \"\" is the whole of it."""
+
+    def __init__(
+        self,
+        config: Config,
+        architecture: str,
+        origin: Mapping[str, Any] | None,
+        *,
+        is_untied: bool = False,
+    ) -> None:
         import transformers
 
         cls = getattr(transformers, architecture)
@@ -67,7 +79,7 @@ class HubNames:
         self._only_stored: Sequence[str] = ()
         if self._checkpoint is not None:
             pretrained = Pretrained(self._module, self._checkpoint)
-            self._stored = pretrained.stored_names
+            self._stored = pretrained.names_once if is_untied else pretrained.stored_names
             self._only_stored = pretrained.only_stored
             if self._only_stored and self._checkpoint.origin["files"] != (origin or {})["files"]:
                 raise _changed(
@@ -75,6 +87,8 @@ class HubNames:
                     f"and {self._only_stored[0]}, which is not trained, would be carried over",
                 )
         self._renamings, self._converters = _reversed_rules(self._module)
+        if is_untied:
+            self.untied = _untied_parts(self._module)
 
     @property
     def dtype(self) -> str | None:
@@ -145,7 +159,7 @@ class HubNames:
 
         def take(name: str) -> Tensor:
             if not made:
-                made.update(self._converted(group, _whole))
+                made.update(self._converted(group, whole_tensor))
             return made.pop(name)
 
         dtype = group.members[0][0].dtype
@@ -201,17 +215,66 @@ def _reversed_rules(module: nn.Module) -> tuple[list[Any], list[Any]]:
     return renamings, [rule for rule in back if isinstance(rule, WeightConverter)]
 
 
+def _untied_parts(module: Any) -> tuple[str, ...]:
+    """Return which parts of a model's config tie its weights.
+
+    Raises ConfigError where another config would not give the same model with its weights apart.
+    """
+    config = module.config
+    parts = {"": config, **{name: getattr(config, name) for name in config.sub_configs}}
+    tying = [name for name, one in parts.items() if getattr(one, "tie_word_embeddings", False)]
+    tree = config.to_dict()
+    for name in tying:
+        (tree[name] if name else tree)["tie_word_embeddings"] = False
+    read = type(config).from_dict(deepcopy(tree))
+    # Of some classes the same key also says how outputs are scaled.
+    computes = inspect.getsource(inspect.unwrap(type(module).forward))
+    if read.to_dict() != tree or "tie_word_embeddings" in computes:
+        raise _always_tied(type(module).__name__, "its head and its table of embeddings")
+    with torch.device("meta"):
+        apart = type(module)._from_config(read)
+    first: dict[int, str] = {}
+    for name, parameter in apart.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if other != name:
+            raise _always_tied(type(module).__name__, f"{other} and {name}")
+    return tuple(tying)
+
+
+def _always_tied(name: str, which: str) -> ConfigError:
+    return ConfigError(
+        f"--merged: the adapters change one of several names of a weight, and {name} ties {which} "
+        "whatever its config says: write the tensors with --to FILE.safetensors, or the adapter "
+        "with --adapter DIR"
+    )
+
+
+def is_other_base(config: Config, origin: Mapping[str, Any] | None) -> bool:
+    """Whether other weights lie now where those lay that a run began from, by their headers."""
+    directory = _base_directory(config, origin)
+    if directory is None or origin is None or not directory.is_dir():
+        return False
+    found = open_checkpoint(directory)
+    return found is None or _headers(found.origin) != _headers(origin)
+
+
+def _base_directory(config: Config, origin: Mapping[str, Any] | None) -> Path | None:
+    """Return where the weights lie that a run began from; None: its base was drawn."""
+    if config.model.hf is None or isinstance(config.model.hf, Mapping) or origin is None:
+        return None
+    adapter = origin.get("adapter") or {}
+    # Only the adapter was read, whatever lies beside the base's config now.
+    return None if origin["directory"] == adapter.get("directory") else Path(config.model.hf)
+
+
 def _checkpoint(config: Config, origin: Mapping[str, Any] | None) -> Checkpoint | None:
     """Return the checkpoint that the run began from; raises ConfigError where it is another one.
 
     It may have been moved or copied: names and headers are what counts for names and shapes.
     """
-    if config.model.hf is None or isinstance(config.model.hf, Mapping):
+    directory = _base_directory(config, origin)
+    if directory is None or origin is None:
         return None
-    directory = Path(config.model.hf)
-    adapter = (origin or {}).get("adapter") or {}
-    if origin is None or origin["directory"] == adapter.get("directory"):
-        return None  # the base was drawn, whatever lies there now
     found = open_checkpoint(directory)
     if found is None or _headers(found.origin) != _headers(origin):
         raise _changed(directory, "and the names of its tensors are those of the export")
@@ -251,7 +314,8 @@ def _carried(checkpoint: Checkpoint, name: str, dtype: str) -> StreamedTensor:
     return StreamedTensor(name, target, stored.shape, stored.numel * item_bytes, pieces())
 
 
-def _whole(tensor: StreamedTensor) -> Tensor:
+def whole_tensor(tensor: StreamedTensor) -> Tensor:
+    """Return all elements of a tensor, in its shape."""
     flat = np.concatenate([piece.reshape(-1) for piece in tensor.pieces])
     if tensor.dtype == "bfloat16":
         return torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16).reshape(tensor.shape)

@@ -23,6 +23,9 @@ from swaptrain.program.tensors import contiguous
 
 __all__ = ["QuantizedBase", "quantizable", "refused_weight", "round_weights"]
 
+_LEAST_ROW = 8
+"""Numbers of a row: with int8 one of 4 takes, with its scale, what it takes in 16 bits."""
+
 
 class QuantizedBase:
     """What `model.base` does to the weights of one module."""
@@ -99,8 +102,9 @@ def quantizable(
 
     These are matrices, and stacks of them, in row-major order. The output head, embedding tables
     and tied weights are left as they are, as bitsandbytes leaves them, and what matches one of the
-    globs `except_`. With `all_match` False a glob may match nothing. Raises ConfigError for one
-    that does otherwise.
+    globs `except_`; so is what is added to activations [1, ...], such as a table of positions, and
+    a convolution whose rows are so short that a scale for each makes it no smaller. With
+    `all_match` False a glob may match nothing. Raises ConfigError for one that does otherwise.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -120,6 +124,8 @@ def quantizable(
         and len(names[id(parameter)]) == 1
         and parameter.is_floating_point()
         and parameter.ndim >= 2
+        and parameter.shape[0] > 1
+        and parameter.shape[-1] >= _LEAST_ROW
         and parameter.numel()
         and parameter.stride() == contiguous(tuple(parameter.shape))
         and not any(fnmatchcase(name, pattern) for pattern in except_)

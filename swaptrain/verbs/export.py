@@ -65,13 +65,14 @@ def export_weights(
     if state and form != "all":
         raise ConfigError(f"--state belongs to the run's own weights, and not to --{form}")
     to = to.resolve()  # a link stays one
+    option = "--adapter" if form == "adapter" else "--to"
     if not to.parent.is_dir():
-        raise ConfigError(f"--to {to}: there is no directory {to.parent}")
+        raise ConfigError(f"{option} {to}: there is no directory {to.parent}")
     if to.is_dir() and to.suffix == SUFFIX:
-        raise ConfigError(f"--to {to} is a directory: name a file in it")
+        raise ConfigError(f"{option} {to} is a directory: name a file in it")
     is_taken = to.exists() and (not to.is_dir() or any(to.iterdir()))
-    if is_taken and form != "adapter" and to.suffix != SUFFIX:
-        raise ConfigError(f"--to {to}: it exists and is not empty: name a new directory")
+    if is_taken and (form == "adapter" or to.suffix != SUFFIX):
+        raise ConfigError(f"{option} {to}: it exists and is not empty: name a new directory")
     store = live_store(run)
     write = _writer(run, to, dtype, form, store.root, shard_bytes, note, state=state)
     return with_step(run, from_step, write, note)
@@ -100,6 +101,8 @@ def _writer(
             "it, or --adapter DIR for the adapter alone"
         )
     config, names = None, None
+    if form == "adapter":
+        _check_base(run, note)
     if is_directory:
         config = load_config(RunPaths(run).config)
         check_model_directory(to, config)
@@ -119,9 +122,10 @@ def _writer(
                 write_adapter(to, adapter, tensors(dtype or "float32")),
             )
         else:
-            found = list(tensors(dtype).values())
             if adapter is not None:
-                found = merged_tensors(adapter, tensors(dtype), tensors("float32"))
+                found = merged_tensors(adapter, tensors, dtype)
+            else:
+                found = list(tensors(dtype).values())
             of_optimizer = list(view.optimizer()) if state else []
             count = len(found) + len(of_optimizer)
             if config is None or names is None:
@@ -135,7 +139,7 @@ def _writer(
                 if config.model.resize_to_tokenizer:
                     vocabulary = names.grown_vocabulary(found)
                 found = names.as_on_hub(found, dtype)
-                described = DirectoryFacts(config, root.choices.model, vocabulary)
+                described = DirectoryFacts(config, root.choices.model, vocabulary, names.untied)
                 size_bytes = write_model_directory(to, found, described, shard_bytes, of_optimizer)
         note(
             f"wrote {to}: {how_many(count, 'tensor')}, {format_size(size_bytes)}, as they are "
@@ -146,6 +150,18 @@ def _writer(
     return write
 
 
+def _check_base(run: Path, note: Callable[[str], None]) -> None:
+    """Say where the base of an adapter is not what it was: the adapter belongs to what it was."""
+    from swaptrain.models.hub_names import is_other_base
+
+    config = load_config(RunPaths(run).config)
+    if is_other_base(config, read_origin(run)):
+        note(
+            f"the weights in {config.model.hf} are not those that the run began from: the adapter "
+            "belongs to those"
+        )
+
+
 def _hub_names(run: Path, config: Config, root: RootRecord) -> HubNames:
     from swaptrain.models.hub_names import HubNames
 
@@ -154,4 +170,5 @@ def _hub_names(run: Path, config: Config, root: RootRecord) -> HubNames:
             "the run does not say which class of transformers it trains: write its tensors with "
             "--to FILE.safetensors"
         )
-    return HubNames(config, root.choices.model, read_origin(run))
+    is_untied = root.adapter is not None and root.adapter.untied is not None
+    return HubNames(config, root.choices.model, read_origin(run), is_untied=is_untied)

@@ -150,10 +150,22 @@ def test_adapters_are_those_of_peft_or_refused_by_field() -> None:
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM")
     tree = lora_tree(config)
     assert (tree["r"], tree["target_modules"]) == (4, ["q_proj"])
+    assert tree.get("modules_to_save") is None
     with pytest.raises(ConfigError, match=r"peft_config: target_parameters=.* not supported"):
         lora_tree(peft.LoraConfig(target_parameters=["experts.gate"]))
     with pytest.raises(ConfigError, match="peft_config is IA3Config"):
         lora_tree(peft.IA3Config())
+
+
+@pytest.mark.parametrize(
+    ("task", "heads"),
+    [("SEQ_CLS", ["classifier", "score"]), ("TOKEN_CLS", ["classifier", "score"]),
+     ("QUESTION_ANS", ["qa_outputs"])],
+)  # fmt: skip
+def test_what_peft_trains_in_full_for_a_task_is_trained(task: str, heads: list[str]) -> None:
+    config = peft.LoraConfig(target_modules=["query"], task_type=task, modules_to_save=["pooler"])
+    assert lora_tree(config)["modules_to_save"] == ["pooler", *heads]
+    assert lora_tree(peft.LoraConfig(task_type=peft.TaskType[task]))["modules_to_save"] == heads
 
 
 class Endless(IterableDataset[Any]):

@@ -174,22 +174,24 @@ def test_bytes_that_a_step_reads(tmp_path: Path) -> None:
 
 
 def test_what_stays_as_it_is() -> None:
-    """The head, tables, tied weights and vectors, and what has another order in memory."""
+    """The head, tables, tied weights, vectors, short rows, and what has another order in memory."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Embedding(4, 4)
-            self.first = nn.Linear(4, 4)
-            self.tied = nn.Linear(4, 4, bias=False)
-            self.again = nn.Linear(4, 4, bias=False)
+            self.table = nn.Embedding(8, 8)
+            self.positions = nn.Parameter(torch.ones(1, 5, 8))
+            self.first = nn.Linear(8, 8)
+            self.mixed = nn.Conv1d(8, 8, 3)
+            self.tied = nn.Linear(8, 8, bias=False)
+            self.again = nn.Linear(8, 8, bias=False)
             self.again.weight = self.tied.weight
-            self.turned = nn.Parameter(torch.ones(3, 4).T)
-            self.stacked = nn.Parameter(torch.ones(2, 3, 4))
-            self.head = nn.Linear(4, 4)
+            self.turned = nn.Parameter(torch.ones(9, 8).T)
+            self.stacked = nn.Parameter(torch.ones(2, 3, 8))
+            self.head = nn.Linear(8, 8)
 
     odd = Net()
-    odd.stacked = nn.Parameter(torch.ones(1, 9)[:, :5])  # one row: contiguous, in strides of 9
+    odd.stacked = nn.Parameter(torch.ones(2, 9)[:, :8])
     assert quantizable(odd) == {"first.weight"}
     assert quantizable(Net()) == {"first.weight", "stacked"}
     assert quantizable(Net(), ["first*"]) == {"stacked"}

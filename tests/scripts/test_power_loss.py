@@ -69,7 +69,8 @@ def test_nor_where_a_disk_does_not_pass_on_that_all_of_it_be_flushed() -> None:
         *("fused", "clipped", "batch-norm", "batch-norm-clipped", "trees"),
         *("trees-clipped", "two-disks"),
         *("frozen", "text", "longer", "fresh", "snapshots", "back", "trees-back"),
-        *("parts", "parts-clipped"),
+        *("parts", "parts-clipped", "parts-8bit", "lag-2", "lora", "lora-step"),
+        *("8bit-clipped", "bfloat16-state", "float16", "no-master"),
     ],
 )
 def test_no_mode_has_a_moment_at_which_power_must_not_fail(mode: str) -> None:

@@ -98,7 +98,6 @@ def ask(server: Server, folder: Path, do: str, tree: dict[str, Any], **plan: Any
 
 BY_HAND = {
     "lora",
-    "lora-step",
     "parts",
     "batch-norm",
     "two-repeated",

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,15 @@ from torch import nn
 from swaptrain.config.lora import LoraConfig
 from swaptrain.errors import ConfigError
 from swaptrain.models.factory import described
+from swaptrain.models.freeze import nearest
 
-__all__ = ["ADAPTER", "adapter_config", "adapter_fields", "checked_fields", "inject", "saved_names"]
+__all__ = ["ADAPTER", "HEADS", "adapter_config", "adapter_fields", "checked_fields", "inject"]
+__all__ += ["saved_names", "task_type"]
 
 ADAPTER = "default"
 """PEFT's name of an adapter that nobody has named: it is a part of its parameters' names."""
+HEADS = ("classifier", "score")
+"""What PEFT trains in full where a task is to classify: the model has one of them."""
 _CONFIG = "adapter_config.json"
 _MEANS_NOTHING = {
     *("auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode"),
@@ -41,16 +45,7 @@ def adapter_fields(section: LoraConfig) -> dict[str, Any]:
     if section.source is None:
         return section.fields()
     path = section.source / _CONFIG
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"lora.from: cannot read {path}: {error}; it has to be a directory that PEFT's "
-            "save_pretrained wrote"
-        ) from error
-    if not isinstance(found, dict) or found.get("peft_type") != "LORA":
-        kind = found.get("peft_type") if isinstance(found, dict) else None
-        raise ConfigError(f"lora.from: {path} is of the kind {kind!r}: only LORA is trained")
+    found = _read(path)
     _refuse_unknown(found, path)
     given = {name: found[name] for name in LoraConfig.field_names() if found.get(name) is not None}
     return checked_fields(given, f"lora.from: {path}")
@@ -81,6 +76,24 @@ def inject(module: nn.Module, fields: Mapping[str, Any]) -> None:
             peft.inject_adapter_in_model(peft.LoraConfig(**fields), module, ADAPTER)
     except Exception as error:  # PEFT's, on a model of any kind
         raise ConfigError(f"lora: {_plain(described(error))}") from error
+    _check_saved(module, fields.get("modules_to_save") or ())
+
+
+def _check_saved(module: nn.Module, names: Sequence[str]) -> None:
+    """Refuse modules to train in full that are not there: PEFT passes over them in silence.
+
+    But for one of the two heads of which it names both for a task.
+    """
+    from peft.utils import ModulesToSaveWrapper
+
+    trained = [p for p, m in module.named_modules() if isinstance(m, ModulesToSaveWrapper)]
+    missing = [name for name in names if not any(path.endswith(name) for path in trained)]
+    if missing and not ({*missing} <= {*HEADS} and {*HEADS} & ({*names} - {*missing})):
+        others = [path for path, _ in module.named_modules() if path and path not in trained]
+        raise ConfigError(
+            f"lora.modules_to_save: the model has no module {missing[0]}; "
+            f"{nearest(missing[0], others)}"
+        )
 
 
 def saved_names(module: nn.Module) -> dict[str, str]:
@@ -96,10 +109,25 @@ def saved_names(module: nn.Module) -> dict[str, str]:
     return {own[id(tensor)]: f"{_PREFIX}{name}" for name, tensor in saved.items()}
 
 
-def adapter_config(module: nn.Module, base: str | None) -> dict[str, Any]:
-    """Return adapter_config.json as PEFT writes it for a module with adapters on `base`."""
+def task_type(section: LoraConfig, model: str) -> str | None:
+    """Return PEFT's word for what a model of the class `model` does, by which others load it.
+
+    An adapter that is gone on with keeps its own. Raises ConfigError as `adapter_fields` does.
+    """
+    if section.source is None:
+        return "CAUSAL_LM" if model.endswith("ForCausalLM") else None
+    found = _read(section.source / _CONFIG).get("task_type")
+    return found if found in {*_peft().TaskType} else None
+
+
+def adapter_config(module: nn.Module, base: str | None, task: str | None) -> dict[str, Any]:
+    """Return adapter_config.json as PEFT writes it for a module with adapters on `base`.
+
+    `base` is a directory; in the hub's cache it is called by its name there. `task` is PEFT's type.
+    """
     config: Any = module.peft_config[ADAPTER]  # type: ignore[index]  # PEFT puts it there
-    config.inference_mode, config.base_model_name_or_path = True, base
+    config.inference_mode, config.task_type = True, task
+    config.base_model_name_or_path = None if base is None else _base_name(Path(base).absolute())
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
         found: dict[str, Any] = json.loads((Path(directory) / _CONFIG).read_text())
@@ -108,6 +136,29 @@ def adapter_config(module: nn.Module, base: str | None) -> dict[str, Any]:
         name: sorted(value) if isinstance(getattr(config, name, None), set) else value
         for name, value in found.items()
     }
+
+
+def _base_name(directory: Path) -> str:
+    """Return ORG/NAME of CACHE/models--ORG--NAME/snapshots/REVISION, and else the path."""
+    cached = directory.parent.parent.name
+    if directory.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.removeprefix("models--").replace("--", "/")
+    return str(directory)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what an adapter's config says; raises ConfigError where it is of no LoRA."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"lora.from: cannot read {path}: {error}; it has to be a directory that PEFT's "
+            "save_pretrained wrote"
+        ) from error
+    if not isinstance(found, dict) or found.get("peft_type") != "LORA":
+        kind = found.get("peft_type") if isinstance(found, dict) else None
+        raise ConfigError(f"lora.from: {path} is of the kind {kind!r}: only LORA is trained")
+    return found
 
 
 def _refuse_unknown(found: Mapping[str, Any], path: Path) -> None:

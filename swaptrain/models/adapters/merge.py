@@ -1,9 +1,9 @@
-"""Adapters merged into the weights of their base, by PEFT itself, a block of rows at a time."""
+"""Adapters merged into the weights of their base, by PEFT itself, one weight at a time."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,8 @@ from swaptrain.models.adapters.lora import ADAPTER, inject
 from swaptrain.models.quantization import to_numpy
 from swaptrain.store.format.root import MergeRecord
 
-__all__ = ["check_mergeable", "merge_records", "merged_rows", "plain_names"]
+__all__ = ["check_mergeable", "merge_records", "merged_weight", "plain_names", "untied_names"]
 
-_BLOCK_ELEMENTS = 4 << 20
 _NAME = "layer"
 
 
@@ -33,7 +32,7 @@ def merge_records(module: nn.Module) -> list[MergeRecord]:
         dora = ADAPTER in layer.lora_magnitude_vector
         found.append(
             MergeRecord(
-                weight=f"{path}.base_layer.weight",
+                weight=f"{path}.weight",
                 kind=kind,
                 a=f"{path}.{a}",
                 b=f"{path}.{b}",
@@ -51,6 +50,29 @@ def plain_names(module: nn.Module) -> dict[str, str | None]:
     None for what a merge leaves out: the adapters, and the originals of modules that were trained
     in full.
     """
+    found = _merged_names(module)
+    return {name: plain for name, plain in found.items() if plain != name}
+
+
+def untied_names(module: nn.Module) -> dict[str, str] | None:
+    """Return the further names of tied weights in the merged model, and what each is stored under.
+
+    None where every weight that has several names is the same under all of them. Else an adapter,
+    or training in full, changes it under one name alone, as a head that is tied to a table of
+    embeddings: with the names apart the merged model computes what the trained one does.
+    """
+    names = _merged_names(module)
+    tied: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        tied.setdefault(id(tensor), []).append(name)
+    groups = [group for group in tied.values() if len(group) > 1]
+    if all(names[name] == name for group in groups for name in group):
+        return None
+    stored = {names[name]: group[0] for group in groups for name in group[1:]}
+    return {plain: name for plain, name in stored.items() if plain is not None}
+
+
+def _merged_names(module: nn.Module) -> dict[str, str | None]:
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -58,6 +80,7 @@ def plain_names(module: nn.Module) -> dict[str, str | None]:
     wrappers = {p: m for p, m in module.named_modules() if isinstance(m, ModulesToSaveWrapper)}
     found: dict[str, str | None] = {}
     for name in module.state_dict(keep_vars=True):
+        found[name] = name
         for path in layers:
             if name.startswith(f"{path}.base_layer."):
                 found[name] = f"{path}.{name.removeprefix(f'{path}.base_layer.')}"
@@ -72,46 +95,18 @@ def plain_names(module: nn.Module) -> dict[str, str | None]:
     return found
 
 
-def merged_rows(
+def merged_weight(
     record: MergeRecord,
     fields: Mapping[str, Any],
-    shape: tuple[int, ...],
-    rows: Callable[[int, int], torch.Tensor],
+    weight: torch.Tensor,
     value: Callable[[str], torch.Tensor],
-) -> Iterator[NDArray[Any]]:
-    """Yield a merged weight in row-major order, flat, as PEFT's `merge` makes it.
-
-    `rows(first, count)` gives rows of the base's weight [count, ...] in its dtype, `value` what the
-    adapter consists of, in float32, by name. Only DoRA on a weight that is stored as [in, out]
-    takes it as a whole, since it needs the norms of its columns.
-    """
-    a, b = value(record.a), value(record.b)
-    magnitude = None if record.magnitude is None else value(record.magnitude)
-    by_input = record.kind != "linear"
-    count = max(1, _BLOCK_ELEMENTS // max(1, shape[1]))
-    count = shape[0] if by_input and magnitude is not None else count
-    for first in range(0, shape[0], count):
-        block = rows(first, min(count, shape[0] - first))
-        last = first + len(block)
-        yield _merged(
-            record,
-            fields,
-            block,
-            a[:, first:last] if by_input else a,
-            b if by_input else b[first:last],
-            magnitude if magnitude is None or by_input else magnitude[first:last],
-        )
-
-
-def _merged(
-    record: MergeRecord,
-    fields: Mapping[str, Any],
-    block: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    magnitude: torch.Tensor | None,
 ) -> NDArray[Any]:
-    layer: Any = _layer(record.kind, block)
+    """Return a merged weight, as PEFT's `merge` makes it of the base's `weight`, which may change.
+
+    `value` gives what the adapter consists of, in float32, by name. The weight is merged as a
+    whole: the product of a part of its rows may have other bits.
+    """
+    layer: Any = _layer(record.kind, weight)
     holder = nn.ModuleDict({_NAME: layer})
     own = {"r": record.r, "lora_alpha": record.alpha, "target_modules": [_NAME]}
     kinds = {name: fields[name] for name in ("use_rslora", "use_dora")}
@@ -120,19 +115,19 @@ def _merged(
     adapted: Any = holder[_NAME]
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         if record.kind == "embedding":
-            adapted.lora_embedding_A[ADAPTER].data = a
-            adapted.lora_embedding_B[ADAPTER].data = b
+            adapted.lora_embedding_A[ADAPTER].data = value(record.a)
+            adapted.lora_embedding_B[ADAPTER].data = value(record.b)
         else:
-            adapted.lora_A[ADAPTER].weight.data = a
-            adapted.lora_B[ADAPTER].weight.data = b
-        if magnitude is not None:
-            adapted.lora_magnitude_vector[ADAPTER].weight.data = magnitude
+            adapted.lora_A[ADAPTER].weight.data = value(record.a)
+            adapted.lora_B[ADAPTER].weight.data = value(record.b)
+        if record.magnitude is not None:
+            adapted.lora_magnitude_vector[ADAPTER].weight.data = value(record.magnitude)
         adapted.merge()
         return to_numpy(layer.weight.detach())
 
 
 def _layer(kind: str, weight: torch.Tensor) -> Any:
-    """Return a layer of a kind on a block of a weight."""
+    """Return a layer of a kind on a weight."""
     from transformers.pytorch_utils import Conv1D
 
     with torch.device("meta"):

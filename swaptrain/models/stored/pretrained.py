@@ -101,11 +101,16 @@ class Pretrained:
 
         Of a tied weight by each of these.
         """
-        own = {n: f.source for n, f in self._forms.items() if f.converter is None}
+        own = self.names_once
         others = {
             alias: source for name, source in own.items() for alias in self._aliases.get(name, [])
         }
         return others | own
+
+    @property
+    def names_once(self) -> dict[str, str]:
+        """The same, of a tied weight by the name alone under which the checkpoint has it."""
+        return {n: f.source for n, f in self._forms.items() if f.converter is None}
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a parameter, by any of its names."""

@@ -52,7 +52,7 @@ __all__ += ["ensure_group", "free_bytes"]
 __all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["write_buffers"]
 
-FORMAT = 4
+FORMAT = 5
 """The version of what is on disk; a store of another one is refused."""
 
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
@@ -78,6 +78,7 @@ class MergeRecord(Record):
     """A weight of the base, and the adapter that a merge adds to it, by the names of parameters."""
 
     weight: Name
+    """In the merged model."""
     kind: Name
     """How the weight lies: linear [out, in], conv1d [in, out], embedding [rows, out]."""
     a: Name
@@ -108,6 +109,9 @@ class AdapterRecord(Record):
     """What PEFT's file holds: its names by those of the model."""
     plain: dict[Name, Name | None]
     """Names in the merged model by those of the model, where they differ; null: left out."""
+    untied: dict[Name, Name] | None
+    """Where adapters change one of several names of a weight, so that the merged model ties none:
+    what each further name in the merged model is stored under. null: there is no such weight."""
     merges: Items[MergeRecord]
 
 

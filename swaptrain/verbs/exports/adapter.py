@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from swaptrain.errors import ConfigError
-from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
+from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.format.root import AdapterRecord, MergeRecord
 from swaptrain.store.read.safetensors import StreamedTensor, check_float16, write_safetensors
+from swaptrain.verbs.exports.new_directory import new_directory
 
 __all__ = ["adapter_of", "merged_tensors", "write_adapter"]
 
@@ -29,74 +29,58 @@ def adapter_of(run: Path, record: AdapterRecord | None, option: str) -> AdapterR
 
 
 def write_adapter(to: Path, record: AdapterRecord, tensors: Tensors) -> int:
-    """Write adapter_config.json and adapter_model.safetensors as PEFT does; return the bytes."""
-    make_directory(to)
+    """Write adapter_config.json and adapter_model.safetensors as PEFT does; return the bytes.
+
+    The directory is there as a whole or not at all.
+    """
     text = json.dumps(record.config, indent=2, sort_keys=True)
-    write_aside(to / "adapter_config.json", text.encode())
     saved = [replace(tensors[name], name=peft_name) for name, peft_name in record.names.items()]
-    size_bytes = write_safetensors(
-        to / "adapter_model.safetensors", sorted(saved, key=lambda tensor: tensor.name)
-    )
-    flush_directory(to)
-    return size_bytes
+    with new_directory(to) as aside:
+        write_aside(aside / "adapter_config.json", text.encode())
+        return write_safetensors(
+            aside / "adapter_model.safetensors", sorted(saved, key=lambda tensor: tensor.name)
+        )
 
 
-def merged_tensors(record: AdapterRecord, tensors: Tensors, exact: Tensors) -> list[StreamedTensor]:
-    """Return the plain model's tensors, with the adapters merged into them.
+def merged_tensors(
+    record: AdapterRecord, tensors: Callable[[str | None], Tensors], dtype: str | None
+) -> list[StreamedTensor]:
+    """Return the plain model's tensors in `dtype`, with the adapters merged into them.
 
-    `tensors` are the run's in the dtype that is wanted, `exact` the same in float32, by name.
-    Merged weights come by blocks of rows. Raises ConfigError without PEFT, or for a kind of layer
-    whose merge is left to it.
+    `tensors` gives the run's in a dtype, by name, each to be read once. A merged weight is in
+    memory as a whole, one at a time. Where adapters change a tied weight under one of its names,
+    each of these names has a tensor of its own. Raises ConfigError without PEFT, or for a kind of
+    layer whose merge is left to it.
     """
     from swaptrain.models.adapters.merge import check_mergeable
 
     check_mergeable(list(record.merges))
+    named = {record.plain.get(name, name): tensor for name, tensor in tensors(dtype).items()}
+    named |= {plain: tensors(dtype)[name] for plain, name in (record.untied or {}).items()}
     merges = {merge.weight: merge for merge in record.merges}
+    exact = tensors("float32")
     found = []
-    for name, tensor in tensors.items():
-        plain = record.plain.get(name, name)
+    for plain, tensor in named.items():
         if plain is None:
             continue
-        if name in merges:
-            pieces = _merged(merges[name], record, tensor, exact)
-            found.append(replace(tensor, name=plain, pieces=pieces))
-        else:
-            found.append(replace(tensor, name=plain))
+        merge = merges.pop(plain, None)
+        pieces = tensor.pieces if merge is None else _merged(merge, record, tensor, exact)
+        found.append(replace(tensor, name=plain, pieces=pieces))
+    if merges:
+        raise DamagedStoreError(f"the run has no weight {min(merges)}, which an adapter changes")
     return found
 
 
 def _merged(
     merge: MergeRecord, record: AdapterRecord, tensor: StreamedTensor, exact: Tensors
 ) -> Iterator[NDArray[Any]]:
-    import torch
+    """Yield the merged weight once it is asked for, so that there is one at a time."""
+    from swaptrain.models.adapters.merge import merged_weight
+    from swaptrain.models.hub_names import whole_tensor
 
-    from swaptrain.models.adapters.merge import merged_rows
-
-    def value(name: str) -> torch.Tensor:
-        whole = np.concatenate(list(exact[name].pieces))
-        return torch.from_numpy(whole).reshape(exact[name].shape)
-
-    for piece in merged_rows(merge, record.fields, tensor.shape, _rows(tensor), value):
-        if tensor.dtype == "float16":  # it is merged in that dtype
-            check_float16(piece, merge.weight)
-        yield piece
-
-
-def _rows(tensor: StreamedTensor) -> Callable[[int, int], Any]:
-    """Return what gives the next rows of a tensor, each once and in order, as torch has them."""
-    import torch
-
-    width = int(np.prod(tensor.shape[1:]))
-    pieces, rest = iter(tensor.pieces), list[NDArray[Any]]()
-
-    def rows(first: int, count: int) -> torch.Tensor:
-        while sum(map(len, rest)) < count * width:
-            rest.append(next(pieces))
-        flat = np.concatenate(rest)
-        rest[:] = [flat[count * width :]]
-        block = flat[: count * width].reshape(count, *tensor.shape[1:])
-        if tensor.dtype == "bfloat16":
-            return torch.from_numpy(block.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(block.copy())
-
-    return rows
+    weight = merged_weight(
+        merge, record.fields, whole_tensor(tensor), lambda name: whole_tensor(exact[name])
+    )
+    if tensor.dtype == "float16":  # it is merged in that dtype
+        check_float16(weight, merge.weight)
+    yield weight

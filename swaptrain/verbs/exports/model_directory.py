@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, RunError
-from swaptrain.store.access.lock import is_named, open_lock_file, try_lock
-from swaptrain.store.disk.durable_files import flush_directory, make_directory, write_aside
+from swaptrain.errors import ConfigError
+from swaptrain.store.disk.durable_files import write_aside
 from swaptrain.store.read.safetensors import StreamedTensor, write_safetensors
+from swaptrain.verbs.exports.new_directory import new_directory
 
 __all__ = ["MOST_SHARD_BYTES", "DirectoryFacts", "check_model_directory", "write_model_directory"]
 
@@ -45,6 +43,8 @@ class DirectoryFacts:
     """Class of transformers."""
     vocabulary: int | None = None
     """How many rows the embeddings have grown to; None: as many as the base's config says."""
+    untied: Sequence[str] = ()
+    """Parts of the config that said of weights that they are tied, and no longer do; "": all."""
 
 
 def check_model_directory(to: Path, config: Config) -> None:
@@ -73,53 +73,12 @@ def write_model_directory(
 
     `state`: what the optimizer holds, for optimizer.safetensors.
     """
-    aside = to.with_name(to.name + ".partial")
-    with _alone(to):
-        return _write(to, aside, tensors, described, shard_bytes, state)
-
-
-def _write(
-    to: Path,
-    aside: Path,
-    tensors: Sequence[StreamedTensor],
-    described: DirectoryFacts,
-    shard_bytes: int,
-    state: Sequence[StreamedTensor],
-) -> int:
-    if aside.exists():
-        shutil.rmtree(aside)  # of a process that was killed
-    make_directory(aside)
-    try:
+    with new_directory(to) as aside:
         total_bytes = _write_weights(aside, tensors, shard_bytes)
         if state:
             total_bytes += write_safetensors(aside / "optimizer.safetensors", state)
         _write_config(aside, described, _dtype(tensors))
-        flush_directory(aside)
-        if to.exists():
-            to.rmdir()
-        aside.rename(to)
-    except OSError as error:
-        raise RunError(f"cannot write {to}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    flush_directory(to.parent)
     return total_bytes
-
-
-@contextmanager
-def _alone(to: Path) -> Iterator[None]:
-    """Let no other process write the same directory; raises RunError where one does."""
-    lock = to.with_name(to.name + ".partial-lock")
-    descriptor = open_lock_file(lock)
-    try:
-        if not (try_lock(descriptor) and is_named(descriptor, lock)):
-            raise RunError(f"another process is writing {to}: wait until it is done")
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 def _write_weights(directory: Path, tensors: Sequence[StreamedTensor], shard_bytes: int) -> int:
@@ -164,6 +123,9 @@ def _write_config(directory: Path, described: DirectoryFacts, dtype: str | None)
     if described.vocabulary is not None:
         text = found.get("text_config")
         (text if isinstance(text, dict) else found)["vocab_size"] = described.vocabulary
+    for part in described.untied:
+        text = found.setdefault(part, {}) if part else found
+        text["tie_word_embeddings"] = False
     _write_json(directory / "config.json", found)
 
 

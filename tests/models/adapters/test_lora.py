@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.planning.prepare import Prepared
 from swaptrain.reference import train_reference
 from swaptrain.store.format.root import RootRecord, create_root, read_root
+from swaptrain.store.paths import RunPaths
 from swaptrain.verbs.export import export_weights
 from swaptrain.verbs.inspect import inspect_run
 from swaptrain.verbs.plan import plan
@@ -111,6 +113,25 @@ def test_the_same_bits_as_plain_peft(
     assert losses(run_dir) == plain.losses
     if variant == "clipped" or dtype == "float32":
         assert norms(run_dir) == plain.grad_norms
+    assert_same_state(weights(run_dir), plain)
+
+
+def test_small_adapters_are_committed_with_the_step_and_nothing_else_is_written(
+    tmp_path: Path, plain_runs: PlainRuns
+) -> None:
+    """`store.commit.unit: null`: no value that crosses a boundary goes to the disk."""
+    tree = {
+        "lora": {"r": 1, "target_modules": ["q_proj"]},
+        "memory": {"segment": "16KiB"},
+        "store": {"commit": {"lag": 1, "unit": None}},
+    }
+    config = lora_config(tmp_path, "llama", **tree)
+    run_dir = trained(config)
+    root = read_root(run_dir)
+    assert root is not None and root.unit == "step" and len(root.segments) > 3
+    assert not RunPaths(run_dir).spill_folder("values").exists()
+    plain = plain_runs.of(config)
+    assert losses(run_dir) == plain.losses
     assert_same_state(weights(run_dir), plain)
 
 
@@ -217,7 +238,8 @@ def _full_run(tmp_path: Path) -> Path:
 def test_in_and_out_without_a_step_the_bytes_are_the_same(base: Path, tmp_path: Path) -> None:
     """An adapter of PEFT's, gone on with for a step at a rate of nearly nothing, keeps its form."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    made = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"]))
+    fields = {"r": 2, "target_modules": ["q_proj", "o_proj"], "task_type": "CAUSAL_LM"}
+    made = peft.get_peft_model(model, peft.LoraConfig(**fields))
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter)
@@ -239,8 +261,9 @@ def test_in_and_out_without_a_step_the_bytes_are_the_same(base: Path, tmp_path: 
     ]
     for config in configs:
         config["target_modules"] = sorted(config["target_modules"])
-        config.pop("base_model_name_or_path"), config.pop("task_type"), config.pop("auto_mapping")
     assert configs[0] == configs[1]
+    export_weights(run_dir, tmp_path / "merged", None, form="merged")
+    assert load_config(RunPaths(run_dir).config).lora == config_of(tmp_path / "run", tree).lora
 
 
 def test_a_run_goes_on_without_the_adapter_it_began_from(base: Path, tmp_path: Path) -> None:
@@ -280,6 +303,52 @@ def test_sections_that_are_refused(section: dict[str, Any], message: str, tmp_pa
         lora_config(tmp_path, "llama", lora=section)
 
 
+def test_a_new_adapter_names_its_base_and_what_it_is_for(base: Path, tmp_path: Path) -> None:
+    """So PEFT's own classes load it; a directory of the hub's cache goes by its name there."""
+    cached = tmp_path / "models--org--tiny" / "snapshots" / "0a1b"
+    shutil.copytree(base, cached)
+    tree = {
+        "model": {"hf": str(cached)},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"r": 2, "target_modules": ["q_proj"]},
+        "train": {"steps": 1},
+    }
+    run_dir = trained(config_of(tmp_path / "run", tree))
+    export_weights(run_dir, tmp_path / "out", None, form="adapter")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/tiny"
+    assert config["task_type"] == "CAUSAL_LM"
+    with pytest.raises(ConfigError, match=r"--adapter .*: it exists and is not empty"):
+        export_weights(run_dir, tmp_path / "out", None, form="adapter")
+    (cached / "model.safetensors").unlink()
+    other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**UNTIED, "vocab_size": 60}))
+    other.save_pretrained(cached)
+    notes: list[str] = []
+    export_weights(run_dir, tmp_path / "again", None, form="adapter", note=notes.append)
+    assert any("not those that the run began from" in note for note in notes)
+
+
+def test_a_head_that_no_checkpoint_has_is_said_to_stay_as_drawn(tmp_path: Path) -> None:
+    """Unless it is trained in full, by the names that PEFT gives for a task."""
+    tree: dict[str, Any] = {
+        "model": {
+            "hf": str(saved(BERT, tmp_path / "base")),
+            "architecture": "BertForSequenceClassification",
+        },
+        "data": {"python": "tests.support.datasets:labelled_text"},
+        "lora": {"r": 2, "target_modules": ["query"]},
+    }
+
+    def said() -> str:
+        notes: list[str] = []
+        Prepared(config_of(tmp_path / "run", tree).resolved(), None, notes.append)
+        return " ".join(notes)
+
+    assert "lora.modules_to_save: [classifier]" in said()
+    tree["lora"]["modules_to_save"] = ["classifier", "score"]
+    assert "lora.modules_to_save: [classifier]" not in said()
+
+
 def test_without_peft_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,10 +376,18 @@ def test_inspect_shows_base_and_adapter(
     assert str(base) in shown.replace("\n", "").replace(" ", "")
 
 
-def test_modules_that_are_not_there(tmp_path: Path) -> None:
-    config = lora_config(tmp_path, "llama", lora={"target_modules": ["nothing"]})
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"target_modules": ["nothing"]}, r"lora: .*nothing.* not found"),
+        ({"modules_to_save": ["lm_haed"]}, "no module lm_haed; the nearest are .*lm_head"),
+        ({"modules_to_save": ["classifier", "score"]}, "has no module classifier; "),
+    ],
+)
+def test_modules_that_are_not_there(section: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = lora_config(tmp_path, "llama", lora=section)
     for run in (train, plan):
-        with pytest.raises(ConfigError, match=r"lora: .*nothing.* not found"):
+        with pytest.raises(ConfigError, match=message):
             run(config)
     assert not (tmp_path / "run").exists()
 

@@ -1,0 +1,159 @@
+"""Merged adapters: tied weights that part, and large weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from swaptrain.errors import ConfigError
+from swaptrain.models.adapters.lora import inject
+from swaptrain.models.adapters.merge import merge_records, merged_weight
+from swaptrain.models.quantization import to_numpy
+from swaptrain.verbs.export import export_weights
+from tests.models.stored.test_pretrained import saved
+from tests.support.matrix import proof_but
+from tests.support.runs import config_of, trained
+from tests.whole.test_exactness import LLAMA, T5
+
+TIED = {**LLAMA, "tie_word_embeddings": True}
+PARTED: dict[str, dict[str, Any]] = {
+    "table trained": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "head trained": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "both trained": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "head adapted": {"target_modules": ["q_proj", "lm_head"]},
+    "table adapted": {"target_modules": ["q_proj", "embed_tokens"]},
+}
+
+pytestmark = [
+    pytest.mark.trains,
+    # PEFT's own: of adapters on tied weights, and of its use of transformers.
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
+    pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`"),
+    pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint of a model whose head is its table of embeddings."""
+    return saved(TIED, tmp_path_factory.mktemp("merge") / "tied")
+
+
+def run_of(folder: Path, hf: Any, section: dict[str, Any]) -> Path:
+    tree = {
+        "model": {"hf": hf if isinstance(hf, dict) else str(hf)},
+        "data": {"python": "tests.support.datasets:text"},
+        "lora": {"r": 4, "lora_alpha": 8, "init_lora_weights": False, **section},
+        "optimizer": {"lr": 1e-2},
+        "train": {"steps": 2},
+    }
+    return trained(config_of(folder, tree))
+
+
+@pytest.mark.parametrize("kind", proof_but([*PARTED], "table trained"))
+def test_a_merged_model_computes_what_was_trained_where_tied_weights_part(
+    kind: str, tied: Path, tmp_path: Path
+) -> None:
+    """What an adapter changes under one name stays as it was under the other."""
+    run_dir = run_of(tmp_path / "run", tied, PARTED[kind])
+    export_weights(run_dir, tmp_path / "adapter", None, form="adapter")
+    export_weights(run_dir, tmp_path / "merged", None, form="merged")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tied)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    ids = torch.arange(12)[None] % 64
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits)
+    assert not json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"]
+    if "adapted" in kind:  # PEFT adds to both names of one weight
+        return
+    expected = adapted.merge_and_unload().state_dict()
+    state = merged.state_dict()
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_tied_weights_that_no_adapter_changes_stay_tied(
+    drawn: bool, tied: Path, tmp_path: Path
+) -> None:
+    run_dir = run_of(tmp_path / "run", TIED if drawn else tied, {"target_modules": ["q_proj"]})
+    export_weights(run_dir, tmp_path / "merged", None, form="merged")
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"]
+    assert "lm_head.weight" not in load_file(tmp_path / "merged" / "model.safetensors")
+
+
+@pytest.mark.proof
+def test_of_a_drawn_base_and_to_a_file_each_name_has_its_weight(tmp_path: Path) -> None:
+    run_dir = run_of(tmp_path / "run", TIED, PARTED["table trained"])
+    export_weights(run_dir, tmp_path / "merged", None, form="merged")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    file = tmp_path / "merged.safetensors"
+    export_weights(run_dir, file, None, form="merged")
+    tensors = load_file(file)
+    assert not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    for name, value in merged.state_dict().items():
+        assert torch.equal(tensors[name], value), name
+
+
+@pytest.mark.proof
+def test_names_that_a_class_always_ties_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """Of T5 the key that unties them also says how outputs are scaled. A file has all names."""
+    section = {"target_modules": ["q"], "modules_to_save": ["lm_head"]}
+    run_dir = run_of(tmp_path / "run", T5, section)
+    with pytest.raises(
+        ConfigError, match=r"T5ForConditionalGeneration ties .* whatever its config"
+    ):
+        export_weights(run_dir, tmp_path / "merged", None, form="merged")
+    assert not (tmp_path / "merged").exists()
+    file = tmp_path / "merged.safetensors"
+    export_weights(run_dir, file, None, form="merged")
+    tensors = load_file(file)
+    assert not torch.equal(tensors["lm_head.weight"], tensors["shared.weight"])
+    assert torch.equal(tensors["encoder.embed_tokens.weight"], tensors["shared.weight"])
+
+
+LAYERS: dict[str, Any] = {
+    "linear": lambda: nn.Linear(1003, 4099, bias=False),
+    "conv1d": lambda: Conv1D(1003, 4099),
+    "embedding": lambda: nn.Embedding(4099, 1003),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_weight_of_millions_of_elements_has_the_bits_of_peft(
+    kind: str, dtype: str, dora: bool
+) -> None:
+    """Its product with rows that come in parts may have others."""
+    torch.manual_seed(0)
+    holder = nn.ModuleDict({"layer": LAYERS[kind]().to(getattr(torch, dtype))})
+    fields = {"r": 4, "lora_alpha": 6, "target_modules": ["layer"], "init_lora_weights": False}
+    inject(holder, {**fields, "use_dora": dora})
+    (record,) = merge_records(holder)
+    layer: Any = holder["layer"]
+    for name, parameter in layer.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()  # as PEFT has them on a base of 16 bits
+    weight = layer.base_layer.weight.detach().clone()
+    exact = {name: value.clone() for name, value in holder.state_dict().items()}
+    layer.merge()
+    merged = merged_weight(
+        record, {"use_rslora": False, "use_dora": dora}, weight, exact.__getitem__
+    )
+    expected = to_numpy(layer.base_layer.weight.detach())
+    assert merged.tobytes() == expected.tobytes()
