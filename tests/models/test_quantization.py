@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import xxhash
 from torch import Tensor
 
 from swaptrain.models.quantization import decode, decoded_pieces, encode, rounded, to_numpy
@@ -50,6 +51,28 @@ def test_nf4_has_the_bits_of_bitsandbytes(shape: tuple[int, ...], dtype: torch.d
     ours = torch.empty_like(weight)
     decode(codes, scales, "nf4", ours)
     assert torch.equal(functional.dequantize_4bit(theirs, state), ours)
+
+
+RECORDED = {
+    torch.float32: ("13efa3a5468a2581", "c67584acb919427a", "07090beb20fe5a26"),
+    torch.bfloat16: ("d804c52b1e3edbfa", "d1dfb1e7864bc999", "92d176d3664786d1"),
+}
+"""xxh3-64 of the codes, the scales and the decoded weights, in float32, of bitsandbytes 0.50.2."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nf4_has_the_bits_that_bitsandbytes_was_seen_to_give(dtype: torch.dtype) -> None:
+    """64,000 numbers of seven sizes, each exact in float32."""
+    n = np.arange(64_000, dtype=np.uint64)
+    mixed = (n * 2654435761) % (1 << 32)
+    numbers = (mixed >> 9).astype(np.float32) / np.float32(2**23) - np.float32(0.5)
+    numbers *= np.float32(2) ** (n % 7).astype(np.float32)
+    weight = torch.from_numpy(numbers).reshape(250, 256).to(dtype)
+    codes, scales = coded(weight, "nf4")
+    ours = torch.empty_like(weight)
+    decode(codes, scales, "nf4", ours)
+    found = [xxhash.xxh3_64_hexdigest(t.numpy().tobytes()) for t in (codes, scales, ours.float())]
+    assert tuple(found) == RECORDED[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
