@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from swaptrain.config.load import load_config
 from swaptrain.data import open_data
 from swaptrain.errors import ConfigError, DamagedStoreError
+from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.prepare import Prepared
 from swaptrain.reference import train_reference
 from swaptrain.store.format.root import RootRecord, create_root, read_root
@@ -74,6 +76,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "small segments": {"memory": {"segment": "4KiB"}, "train": {"recompute": True}},
     "saving": {"memory": {"segment": "16KiB"}, "train": {"recompute": False}},
     "clipped": {"memory": {"segment": "16KiB"}, "optimizer": {"clip_norm": 0.3}},
+    "smallest pool": {"memory": {"segment": "16KiB"}, "train": {"recompute": True}},
 }
 DTYPES = ["float32", "bfloat16"]
 
@@ -100,14 +103,31 @@ def lora_config(tmp_path: Path, name: str, kind: str = "lora", **tree: Any) -> A
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "variant", "dtype"), matrix(MODELS, KINDS, VARIANTS, DTYPES, by_pairs=False)
+    ("model", "kind", "variant", "dtype"), matrix(MODELS, KINDS, VARIANTS, DTYPES)
 )
 def test_the_same_bits_as_plain_peft(
-    model: str, kind: str, variant: str, dtype: str, tmp_path: Path, plain_runs: PlainRuns
+    model: str,
+    kind: str,
+    variant: str,
+    dtype: str,
+    tmp_path: Path,
+    plain_runs: PlainRuns,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the constructor's weights and `manual_seed` before the adapters, cut or uncut."""
+    """From the constructor's weights and `manual_seed` before the adapters, cut or uncut.
+
+    With the smallest pool there are slabs for one instruction, so that nearly all is spilled.
+    """
     tree = {**VARIANTS[variant], "model": {"dtype": dtype}}
     config = lora_config(tmp_path, model, kind, **tree)
+    if variant == "smallest pool":
+        plan_of = Planner.plan
+
+        def smallest(planner: Planner) -> Plan:
+            found = plan_of(planner)
+            return replace(found, pool_bytes=found.peaks.instruction_bytes)
+
+        monkeypatch.setattr(Planner, "plan", smallest)
     run_dir = trained(config)
     plain = plain_runs.of(config)
     assert losses(run_dir) == plain.losses
@@ -154,7 +174,6 @@ SAVED: dict[str, dict[str, Any]] = {
     proof_but(
         [*zip(SAVED, 2 * DTYPES, strict=True)],
         ("lora", "float32"),
-        whole=[*zip(SAVED, 2 * DTYPES, strict=True)][2:],
     ),
 )
 def test_from_a_checkpoint_to_peft_and_back(
