@@ -21,7 +21,7 @@ __all__ = ["POSITIONS", "Result", "Tormented", "differences"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("chaos_child.py")
-KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
+KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss", "skipped", "loss_scale")
 POOLS = (1.05, 1.3, 2.0, 6.0)
 """Slabs, in units of what the largest instruction needs."""
 NEW_PROCESSES = 0.04

@@ -19,7 +19,8 @@ from typing import Any
 import xxhash
 
 RECORDER = Path(__file__).resolve().parents[2] / "tests" / "support" / "recording.py"
-METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss", "write_bytes")
+METRICS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss", "write_bytes", "skipped")
+METRICS += ("loss_scale",)
 """The columns of metrics.jsonl that no clock decides."""
 SLOT = re.compile(r"slots/([0-9a-f]{8}-\d+)")
 

@@ -15,6 +15,9 @@ __all__ = ["GradientNorms", "clip_coefficient", "gradient_norm", "held_out_loss"
 __all__ += ["step_loss"]
 __all__ += ["total_norm", "weighted_mean"]
 
+_LEAST_SCALE = 2.0**-14
+"""Of a float16 loss, the least normal number: a gradient that overflows below it is over 10^9."""
+
 
 class GradientNorms:
     """The 2-norms of one segment's gradients, each of which is shown whole or in pieces.
@@ -79,9 +82,10 @@ class GradientNorms:
         return {name: math.sqrt(squares) for name, squares in self._squares.items()}
 
     def _count(self, name: str, norm: float, largest: float) -> None:
-        if self._scale is not None:
-            norm = norm / self._scale if math.isfinite(largest) else math.inf
-        elif not math.isfinite(largest):  # the sum of finite squares may be infinite
+        finite = math.isfinite(largest)
+        if self._scale is not None and (finite or self._scale > _LEAST_SCALE):
+            norm = norm / self._scale if finite else math.inf
+        elif not finite:  # the sum of finite squares may be infinite
             raise NotFiniteError(
                 f"step {self._step}: the gradient of {name} (segment {self._segment}) is not "
                 "finite; its segment stays as it was committed last. Look at the data of this "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 __all__ = ["LossScale"]
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
+_MOST = 2.0**127
+"""torch keeps the scale in float32, and it does not grow to infinity."""
 
 
 @dataclass(frozen=True)
@@ -30,4 +31,4 @@ class LossScale:
         if self.good + 1 < _INTERVAL:
             return LossScale(self.scale, self.good + 1, self.skipped)
         grown = self.scale * _GROWTH
-        return LossScale(grown if math.isfinite(grown) else self.scale, 0, self.skipped)
+        return LossScale(grown if grown <= _MOST else self.scale, 0, self.skipped)

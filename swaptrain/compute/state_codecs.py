@@ -120,8 +120,9 @@ class _BFloat16:
 class _EightBit:
     """A code for each element and a float32 scale for 256 of them, in the order of memory.
 
-    The maps, the scales and the rounding (to the nearest, ties up) are those of torchao's and
-    bitsandbytes' 8-bit optimizers. Source: Dettmers et al., "8-bit Optimizers via Block-wise
+    The maps, the scales and the rounding (to the nearest, ties up) are those of torchao's 8-bit
+    optimizers; the maps are bitsandbytes' too, whose kernels divide less exactly and keep the sign
+    of what rounds to zero. Source: Dettmers et al., "8-bit Optimizers via Block-wise
     Quantization", https://arxiv.org/abs/2110.02861, section 2.
     """
 

@@ -131,6 +131,11 @@ class Config(Section):
                 "model.resize_to_tokenizer needs data.tokenizer: the directory of the tokenizer "
                 "that has more tokens than the model"
             )
+        if self.lora is not None and self.model.master == "none":
+            raise ValueError(
+                "model.master: none rounds the weights that are trained by chance, and adapters "
+                "are too small for that to save anything: leave it out"
+            )
         splits, own = self.data.held_out is not None, self.eval is None or self.eval.own_source
         if self.eval is not None and not own and not splits:
             raise ValueError(

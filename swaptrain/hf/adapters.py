@@ -45,5 +45,7 @@ def lora_tree(peft_config: Any) -> dict[str, Any]:
     }
     task = str(getattr(peft_config.task_type, "value", peft_config.task_type))
     if heads := _HEADS.get(task):
-        tree["modules_to_save"] = [*dict.fromkeys([*tree.get("modules_to_save", ()), *heads])]
+        saved = tree.get("modules_to_save", [])
+        saved = [saved] if isinstance(saved, str) else saved
+        tree["modules_to_save"] = [*dict.fromkeys([*saved, *heads])]
     return tree

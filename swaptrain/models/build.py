@@ -26,7 +26,13 @@ from swaptrain.config.model import ModelConfig
 from swaptrain.config.schema import Config
 from swaptrain.data import HeldOut
 from swaptrain.models.adapters.files import AdapterFiles
-from swaptrain.models.adapters.lora import adapter_config, inject, saved_names, task_type
+from swaptrain.models.adapters.lora import (
+    adapter_config,
+    check_saved,
+    inject,
+    saved_names,
+    task_type,
+)
 from swaptrain.models.adapters.merge import merge_records, plain_names, untied_names
 from swaptrain.models.factory import Factory, python_factory
 from swaptrain.models.freeze import freeze
@@ -135,6 +141,8 @@ def build(
     record = None
     if adapter is not None and buffers is None:
         record = _adapter_record(module, adapter, config, factory.description)
+        if config.lora is not None and config.lora.source is None:
+            check_saved(module, config.lora.modules_to_save or ())
         for remark in _stuck(module, initial, construction.base_names):
             note(remark)
     by_constructor = {name for name, p in module.named_parameters() if not p.requires_grad}
@@ -176,15 +184,24 @@ def build(
 
 
 def _stuck(module: nn.Module, initial: InitialWeights, bases: Mapping[str, str]) -> Iterator[str]:
-    """Say which weights no checkpoint has and no adapter learns: they stay as they are drawn."""
-    for name, parameter in module.named_parameters():
-        base = bases.get(name)
-        if base in initial.missing and not parameter.requires_grad and _ORIGINAL not in name:
-            path = str(base).rpartition(".")[0]
-            yield (
-                f"{base} is not in the checkpoint, and lora leaves it as the constructor draws it: "
-                f"to train it, name its module, lora.modules_to_save: [{path.rpartition('.')[2]}]"
-            )
+    """Say which modules no checkpoint has and no adapter learns: they stay as they are drawn."""
+    modules = [path for path, _ in module.named_modules()]
+    drawn = [
+        str(bases.get(name)).rpartition(".")[0]
+        for name, parameter in module.named_parameters()
+        if bases.get(name) in initial.missing
+        and not parameter.requires_grad
+        and _ORIGINAL not in name
+    ]
+    for path in filter(None, dict.fromkeys(drawn)):
+        parts = path.split(".")
+        ends = [".".join(parts[n:]) for n in reversed(range(len(parts)))]
+        # PEFT goes by the ends of names: the shortest one that is this module's alone.
+        end = next((e for e in ends if sum(m.endswith(e) for m in modules) == 1), path)
+        yield (
+            f"{path} is not in the checkpoint, and lora leaves it as the constructor draws it: to "
+            f"train it, name it, lora.modules_to_save: [{end}]"
+        )
 
 
 def _adapter_record(

@@ -220,13 +220,14 @@ def _untied_parts(module: Any) -> tuple[str, ...]:
 
     Raises ConfigError where another config would not give the same model with its weights apart.
     """
-    config = module.config
+    kind = type(module.config)
+    config = kind.from_dict(module.config.to_dict())  # without what was only set, which is no key
     parts = {"": config, **{name: getattr(config, name) for name in config.sub_configs}}
     tying = [name for name, one in parts.items() if getattr(one, "tie_word_embeddings", False)]
     tree = config.to_dict()
     for name in tying:
         (tree[name] if name else tree)["tie_word_embeddings"] = False
-    read = type(config).from_dict(deepcopy(tree))
+    read = kind.from_dict(deepcopy(tree))
     # Of some classes the same key also says how outputs are scaled.
     computes = inspect.getsource(inspect.unwrap(type(module).forward))
     if read.to_dict() != tree or "tie_word_embeddings" in computes:

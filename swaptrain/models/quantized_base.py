@@ -42,7 +42,9 @@ class QuantizedBase:
     def look_at(self, module: nn.Module) -> None:
         """Find the weights that it may apply to, in a module that has no adapters yet."""
         if self._form is not None:
-            self._names = quantizable(module, self._globs, all_match=self._is_whole)
+            self._names = quantizable(
+                module, self._globs, form=self._form, all_match=self._is_whole
+            )
             self._float32 = kept_in_float32(module)
 
     def as_seen(self, values: Values) -> Values:
@@ -96,14 +98,18 @@ class QuantizedBase:
 
 
 def quantizable(
-    module: nn.Module, except_: Sequence[str] = (), *, all_match: bool = True
+    module: nn.Module,
+    except_: Sequence[str] = (),
+    *,
+    form: QuantizedAs = "nf4",
+    all_match: bool = True,
 ) -> frozenset[str]:
     """Return the names of a module's weights that may be stored as codes.
 
     These are matrices, and stacks of them, in row-major order. The output head, embedding tables
     and tied weights are left as they are, as bitsandbytes leaves them, and what matches one of the
     globs `except_`; so is what is added to activations [1, ...], such as a table of positions, and
-    a convolution whose rows are so short that a scale for each makes it no smaller. With
+    with int8 a convolution whose rows are so short that a scale for each makes it no smaller. With
     `all_match` False a glob may match nothing. Raises ConfigError for one that does otherwise.
     """
     names: dict[int, list[str]] = {}
@@ -125,7 +131,7 @@ def quantizable(
         and parameter.is_floating_point()
         and parameter.ndim >= 2
         and parameter.shape[0] > 1
-        and parameter.shape[-1] >= _LEAST_ROW
+        and (form != "int8" or parameter.shape[-1] >= _LEAST_ROW)
         and parameter.numel()
         and parameter.stride() == contiguous(tuple(parameter.shape))
         and not any(fnmatchcase(name, pattern) for pattern in except_)

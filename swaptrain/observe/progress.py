@@ -26,7 +26,7 @@ from swaptrain.observe.start_ticker import StartTicker, StartWork
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.units import format_duration, how_many
 
-__all__ = ["Progress", "StepPhase"]
+__all__ = ["LOG_COLUMNS", "Progress", "StepPhase"]
 
 StepPhase = Literal["forward", "backward", "update", "eval", "exchange"]
 
@@ -37,7 +37,8 @@ _PLAIN_TICK_S = 30.0
 _SCROLLBACK_S = 1.0
 _PLAIN_S, _PLAIN_PART = 10.0, 100
 """Elsewhere a line has ten seconds and a hundredth of the run to itself."""
-_PLAIN_COLUMNS = 100
+LOG_COLUMNS = 160
+"""Of a line that goes to no terminal."""
 _ETA_STEPS = 16
 _MEAN_STEPS = 50
 """Steps of which the mean of the loss is shown."""
@@ -215,7 +216,7 @@ class Progress:
             written_bytes=self._written_bytes,
             to_come_bytes=mean_bytes * (self._total_steps - metrics.step),
         )
-        columns = self._console.width if self._live is not None else _PLAIN_COLUMNS
+        columns = self._console.width if self._live is not None else LOG_COLUMNS
         return progress_line(metrics, so_far, columns=columns)
 
     def note(self, text: str) -> None:

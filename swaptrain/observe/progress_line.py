@@ -38,8 +38,8 @@ def progress_line(metrics: StepMetrics, run: RunSoFar, *, columns: int | None = 
     """Return the line of a finished step; what was not measured is left out.
 
     `step 12/200 | loss 3.2141 | mean 3.3105 | 41.2 s | 1,640 tok/s | eta 2.1 h | waiting for disk
-    8% | RAM 21.7/24 GiB, hit 63% | read 96.0 GiB at 2.9 GiB/s | wrote 71.0 GiB, 910.0 GB of 15.24
-    TB | epoch 0.31 | lr 0.001`
+    8% | 910.0 GB of 15.24 TB written | RAM 21.7/24 GiB, hit 63% | read 96.0 GiB at 2.9 GiB/s |
+    wrote 71.0 GiB | epoch 0.31 | lr 0.001`
 
     The most important comes first. What does not fit in `columns` is left out from the end, the
     step and its loss never. A drive's life is shown from 10 GB on.
@@ -67,6 +67,9 @@ def _parts(metrics: StepMetrics, run: RunSoFar) -> Iterator[str]:
     if run.eta_s is not None and metrics.step < run.total_steps:
         yield f"eta {format_duration(run.eta_s)}"
     yield f"waiting for disk {metrics.io_wait_s / step_s:.0%}"
+    wear = run.written_bytes + max(0, run.to_come_bytes)
+    if metrics.write_bytes and wear >= _WORTH:
+        yield f"{format_wear(run.written_bytes)} of {format_wear(wear)} written"
     if metrics.data_wait_s >= 0.01 * step_s:
         yield f"waiting for data {metrics.data_wait_s / step_s:.0%}"
     memory = []
@@ -82,11 +85,7 @@ def _parts(metrics: StepMetrics, run: RunSoFar) -> Iterator[str]:
         per_s = format_size(metrics.read_bytes / step_s)
         yield f"read {format_size(metrics.read_bytes)} at {per_s}/s"
     if metrics.write_bytes:
-        wear = run.written_bytes + max(0, run.to_come_bytes)
-        said = ""
-        if wear >= _WORTH:
-            said = f", {format_wear(run.written_bytes)} of {format_wear(wear)}"
-        yield f"wrote {format_size(metrics.write_bytes)}{said}"
+        yield f"wrote {format_size(metrics.write_bytes)}"
     if metrics.epoch:
         yield f"epoch {metrics.epoch:.2f}"
     yield f"lr {metrics.lr:.3g}"

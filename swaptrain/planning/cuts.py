@@ -282,4 +282,5 @@ def _state_bytes(parameter: ParameterSpec, rules: Rules) -> int:
     state_bytes = sum(
         ITEMSIZE[dtype] * max(1, prod(shape)) for shape, dtype in _stored(rules, tensor).values()
     )
-    return tensor.nbytes + (2 * tensor.numel if parameter.split else 0) + state_bytes
+    remainder_bytes = ITEMSIZE[parameter.lower[1]] * tensor.numel if parameter.split else 0
+    return tensor.nbytes + remainder_bytes + state_bytes

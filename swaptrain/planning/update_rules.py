@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -49,9 +50,10 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
         try:
             rules.append((group, _rule_of(group, optimizer, seed, scratch)))
         except ConfigError as error:
-            said = f"optimizer.groups.{number}."
-            lines = (line.replace("optimizer.", said, 1) for line in str(error).split("\n"))
-            raise ConfigError("\n".join(lines)) from error
+            said = f"optimizer.groups.{number}"
+            lines = str(error).split("\n")
+            named = (re.sub(r"\boptimizer(?=[.:])", said, line, count=1) for line in lines)
+            raise ConfigError("\n".join(named)) from error
 
     @cache
     def rule(name: str) -> UpdateRule:
@@ -64,6 +66,7 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
 
 
 def _check_groups(optimizer: OptimizerConfig, names: Sequence[str]) -> None:
+    left = list(names)
     for number, group in enumerate(optimizer.groups or ()):
         for pattern in group.match:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -71,6 +74,12 @@ def _check_groups(optimizer: OptimizerConfig, names: Sequence[str]) -> None:
                     f"optimizer.groups.{number}.match: {pattern!r} matches no parameter that is "
                     f"trained; {nearest(pattern, names)}"
                 )
+        if not any(_matches(group, [name]) for name in left):
+            raise ConfigError(
+                f"optimizer.groups.{number}.match: all that it matches belongs to groups before "
+                "it, and the first that matches a parameter counts: put it before them"
+            )
+        left = [name for name in left if not _matches(group, [name])]
 
 
 def _matches(group: OptimizerGroup, names: Sequence[str]) -> bool:

@@ -119,7 +119,7 @@ def _writer(
             assert adapter is not None
             count, size_bytes = (
                 len(adapter.names),
-                write_adapter(to, adapter, tensors(dtype or "float32")),
+                write_adapter(to, adapter, lambda: tensors(dtype or "float32")),
             )
         else:
             if adapter is not None:

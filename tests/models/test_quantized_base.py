@@ -192,9 +192,10 @@ def test_what_stays_as_it_is() -> None:
 
     odd = Net()
     odd.stacked = nn.Parameter(torch.ones(2, 9)[:, :8])
-    assert quantizable(odd) == {"first.weight"}
-    assert quantizable(Net()) == {"first.weight", "stacked"}
-    assert quantizable(Net(), ["first*"]) == {"stacked"}
+    assert quantizable(odd, form="int8") == {"first.weight"}
+    assert quantizable(Net(), form="int8") == {"first.weight", "stacked"}
+    assert quantizable(Net()) == {"first.weight", "stacked", "mixed.weight"}
+    assert quantizable(Net(), ["first*"], form="int8") == {"stacked"}
     with pytest.raises(ConfigError, match=r"base_except: 'frist\*' matches no .* first"):
         quantizable(Net(), ["frist*"])
 

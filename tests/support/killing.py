@@ -37,7 +37,7 @@ from tests.support.runs import config_of
 
 __all__ = ["ACTIONS", "Runs", "final_state", "in_child", "metrics_key"]
 
-KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss")
+KEYS = ("step", "loss", "lr", "grad_norm", "tokens", "eval_loss", "skipped", "loss_scale")
 _LONGEST_S = 120
 """Of a run that is resumed, or that leaves out what another part of it may wait for."""
 

@@ -112,6 +112,19 @@ def test_a_run_in_ranges_equals_one_of_whole_embeddings(mode: str, tmp_path: Pat
     assert_same_run(divided, whole)
 
 
+@pytest.mark.parametrize("name", ["nadam", "adamw"])
+def test_the_state_of_ranges_is_exported_as_that_of_the_whole(name: str, tmp_path: Path) -> None:
+    """Numbers that an optimizer holds once for a parameter are the same for its ranges."""
+    found = []
+    for most in (None, 24):
+        optimizer = {"name": name, "lr": 1e-2}
+        run_dir = trained(job(tmp_path / f"run-{most}", "llama", most, optimizer=optimizer))
+        file = tmp_path / f"state-{most}.safetensors"
+        assert main(["export", str(run_dir), "--state", "--to", str(file)]) == 0
+        found.append(load_file(file))
+    assert_same_bits(found[1], found[0])
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize(
     "lora",

@@ -104,7 +104,15 @@ def test_the_scale_is_that_of_torch() -> None:
         scaler.update()
         ours = ours.next(overflowed=overflows)
     assert ours.skipped == 4 and ours.scale == scaler.get_scale()
-    assert LossScale(2.0**127, 1999).next(overflowed=False).scale == 2.0**128
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=1)
+    for most in (2.0**127, 2.0**127):
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == most
+    assert LossScale(2.0**126, 1999).next(overflowed=False).scale == 2.0**127
+    assert LossScale(2.0**127, 1999).next(overflowed=False).scale == 2.0**127
 
 
 class Diverging(torch.nn.Module):
@@ -129,6 +137,44 @@ def test_a_loss_that_is_never_finite_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError) as error:
         trained(config_of(tmp_path / "a", tree))
     assert error.value.step == 18 and len(rows(tmp_path / "a")) == 17
+
+
+class Rootless(torch.nn.Module):
+    """Its loss is always finite, and no gradient is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x.to(self.linear.weight.dtype)).float()
+        return (y * 0).sqrt().sum() * 0
+
+
+def test_gradients_that_are_never_finite_end_the_run(tmp_path: Path) -> None:
+    """They would be skipped for ever, and nothing learned; the error names one."""
+    tree = {
+        **GPT,
+        "model": {"python": "tests.whole.test_float16:Rootless", "dtype": "float16"},
+        "data": {"python": "tests.support.datasets:vectors"},
+        "train": {"steps": 40, "check_capture": False},
+    }
+    with pytest.raises(NotFiniteError, match=r"gradient of linear\.\w+ .* is not finite") as error:
+        trained(config_of(tmp_path / "a", tree))
+    assert error.value.step == 31 and len(rows(tmp_path / "a")) == 30
+
+
+def test_a_line_that_is_written_again_says_that_its_step_was_skipped(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "a", {**GPT, "train": {"steps": 1}})
+    run = trained(config)
+    (line,) = rows(run)
+    assert line["skipped"]
+    (run / "metrics.jsonl").write_bytes(b"")
+    trained(config_of(tmp_path / "a", {**GPT, "train": {"steps": 2}}))
+    again = rows(run)[0]
+    assert {key: again.get(key) for key in ("skipped", "loss_scale", "grad_norm")} == {
+        key: line.get(key) for key in ("skipped", "loss_scale", "grad_norm")
+    }
 
 
 def test_what_is_said_and_stored(tmp_path: Path) -> None:

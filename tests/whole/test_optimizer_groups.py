@@ -86,6 +86,11 @@ def test_lora_plus(tmp_path: Path) -> None:
         ({"groups": [{"match": ["*"], "learning_rate": 1}]}, "did you mean lr"),
         ({"groups": [{"lr": 1}]}, r"groups\.0\.match: missing"),
         ({"groups": {"a": 1}}, r"groups: found a mapping .* wanted a list"),
+        (
+            {"groups": [{"match": ["*"]}, {"match": ["model.norm*"], "lr": 1.0}]},
+            r"groups\.1\.match: all that it matches belongs to groups before it",
+        ),
+        ({"groups": [{"match": ["*"], "betas": 3}]}, r"optimizer\.groups\.0"),
         ({"name": "muon"}, r"Muon only supports 2D .* by optimizer\.groups"),
         ({"name": "Prodigy"}, "Prodigy cannot be used: it keeps numbers for all parameters"),
         ({"name": "AdamWScheduleFree"}, "cannot be used: it keeps numbers for all parameters"),

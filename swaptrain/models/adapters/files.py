@@ -22,7 +22,7 @@ class AdapterFiles:
     """Tensors of an adapter's directory. Raises ConfigError unless they are the module's, all."""
 
     def __init__(self, directory: Path, module: nn.Module, names: Mapping[str, str]) -> None:
-        """`names` are those in the file by those of the module (`lora.saved_names`)."""
+        """`names` are those of the module by those in the file (`lora.saved_names`)."""
         if not (directory / _WEIGHTS).is_file():
             raise ConfigError(
                 f"lora.from: {directory} has no {_WEIGHTS}: what is pickled (adapter_model.bin) is "
@@ -30,13 +30,15 @@ class AdapterFiles:
             )
         self._checkpoint = Checkpoint(directory, [directory / _WEIGHTS], key="lora.from")
         self.origin: dict[str, Any] = self._checkpoint.origin
-        self.names = names
+        self.names = {own: saved for saved, own in names.items()}
+        """Names in the file by those of the module; of several of a tied tensor one."""
+        self._saved = names
         places = module.state_dict(keep_vars=True)
         self._likes = {
             name: torch.empty_strided(
                 places[name].shape, places[name].stride(), dtype=places[name].dtype, device="meta"
             )
-            for name in names
+            for name in self.names
         }
         self._check(directory)
 
@@ -62,7 +64,7 @@ class AdapterFiles:
     def _check(self, directory: Path) -> None:
         stored = self._checkpoint.tensors
         missing = [name for name in self.names.values() if name not in stored]
-        unused = stored.keys() - set(self.names.values())
+        unused = stored.keys() - self._saved.keys()
         for what, found in (("lacks", missing), ("has no place for", sorted(unused))):
             if found:
                 raise ConfigError(

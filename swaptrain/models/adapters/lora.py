@@ -18,13 +18,21 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.factory import described
 from swaptrain.models.freeze import nearest
 
-__all__ = ["ADAPTER", "HEADS", "adapter_config", "adapter_fields", "checked_fields", "inject"]
-__all__ += ["saved_names", "task_type"]
+__all__ = ["ADAPTER", "HEADS", "adapter_config", "adapter_fields", "check_saved"]
+__all__ += ["checked_fields", "inject", "saved_names", "task_type"]
 
 ADAPTER = "default"
 """PEFT's name of an adapter that nobody has named: it is a part of its parameters' names."""
 HEADS = ("classifier", "score")
 """What PEFT trains in full where a task is to classify: the model has one of them."""
+_TASKS = (
+    ("CAUSAL_LM", "CAUSAL_LM", ()),
+    ("SEQ_2_SEQ_LM", "SEQ_TO_SEQ_CAUSAL_LM", ()),
+    ("SEQ_CLS", "SEQUENCE_CLASSIFICATION", HEADS),
+    ("TOKEN_CLS", "TOKEN_CLASSIFICATION", HEADS),
+    ("QUESTION_ANS", "QUESTION_ANSWERING", ("qa_outputs",)),
+)
+"""PEFT's tasks, transformers' lists of their classes, and what PEFT trains in full for them."""
 _CONFIG = "adapter_config.json"
 _MEANS_NOTHING = {
     *("auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode"),
@@ -76,10 +84,26 @@ def inject(module: nn.Module, fields: Mapping[str, Any]) -> None:
             peft.inject_adapter_in_model(peft.LoraConfig(**fields), module, ADAPTER)
     except Exception as error:  # PEFT's, on a model of any kind
         raise ConfigError(f"lora: {_plain(described(error))}") from error
-    _check_saved(module, fields.get("modules_to_save") or ())
+    _check_nested(module)
 
 
-def _check_saved(module: nn.Module, names: Sequence[str]) -> None:
+def _check_nested(module: nn.Module) -> None:
+    """Refuse adapters inside of a module that is trained in full: PEFT cannot save them."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    trained = [p for p, m in module.named_modules() if isinstance(m, ModulesToSaveWrapper)]
+    for path, inner in module.named_modules():
+        outer = next((one for one in trained if path.startswith(f"{one}.")), None)
+        if outer is not None and isinstance(inner, LoraLayer | ModulesToSaveWrapper):
+            within = path.removeprefix(f"{outer}.")
+            raise ConfigError(
+                f"lora.modules_to_save: {outer} is trained in full, and {within} in it is adapted "
+                "or named too: name it in lora.exclude_modules, or the module by more of its name"
+            )
+
+
+def check_saved(module: nn.Module, names: Sequence[str]) -> None:
     """Refuse modules to train in full that are not there: PEFT passes over them in silence.
 
     But for one of the two heads of which it names both for a task.
@@ -97,27 +121,36 @@ def _check_saved(module: nn.Module, names: Sequence[str]) -> None:
 
 
 def saved_names(module: nn.Module) -> dict[str, str]:
-    """Return the names in PEFT's file of what an adapter consists of, by the module's names.
+    """Return the module's names of what an adapter consists of, by the names in PEFT's file.
 
-    By PEFT's own rule of what is saved: adapters, modules to save, biases, embeddings in full.
+    By PEFT's own rule of what is saved: adapters, modules to save, biases, embeddings in full. A
+    tied tensor has several names there.
     """
     peft = _peft()
     state = module.state_dict(keep_vars=True)
     own = {id(tensor): name for name, tensor in reversed(state.items())}
     with warnings.catch_warnings(action="ignore"):
         saved = peft.get_peft_model_state_dict(module, state, ADAPTER)
-    return {own[id(tensor)]: f"{_PREFIX}{name}" for name, tensor in saved.items()}
+    return {f"{_PREFIX}{name}": own[id(tensor)] for name, tensor in saved.items()}
 
 
 def task_type(section: LoraConfig, model: str) -> str | None:
     """Return PEFT's word for what a model of the class `model` does, by which others load it.
 
-    An adapter that is gone on with keeps its own. Raises ConfigError as `adapter_fields` does.
+    An adapter that is gone on with keeps its own. For a task that classifies PEFT takes for given
+    that the head was trained in full. Raises ConfigError as `adapter_fields` does.
     """
-    if section.source is None:
-        return "CAUSAL_LM" if model.endswith("ForCausalLM") else None
-    found = _read(section.source / _CONFIG).get("task_type")
-    return found if found in {*_peft().TaskType} else None
+    if section.source is not None:
+        found = str(_read(section.source / _CONFIG).get("task_type"))
+        return found if found in [str(task.value) for task in _peft().TaskType] else None
+    from transformers.models.auto import modeling_auto
+
+    saved = {*(section.modules_to_save or ())}
+    for task, mapping, heads in _TASKS:
+        classes = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values()
+        if model in classes and (not heads or saved.intersection(heads)):
+            return task
+    return None
 
 
 def adapter_config(module: nn.Module, base: str | None, task: str | None) -> dict[str, Any]:
@@ -126,11 +159,14 @@ def adapter_config(module: nn.Module, base: str | None, task: str | None) -> dic
     `base` is a directory; in the hub's cache it is called by its name there. `task` is PEFT's type.
     """
     config: Any = module.peft_config[ADAPTER]  # type: ignore[index]  # PEFT puts it there
-    config.inference_mode, config.task_type = True, task
-    config.base_model_name_or_path = None if base is None else _base_name(Path(base).absolute())
+    # The directory: PEFT looks there for how many rows the embeddings had.
+    config.inference_mode, config.base_model_name_or_path = True, base
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
         found: dict[str, Any] = json.loads((Path(directory) / _CONFIG).read_text())
+    found["task_type"] = task
+    if base is not None:
+        found["base_model_name_or_path"], found["revision"] = _base_name(Path(base).absolute())
     # Sets, which have another order in each process.
     return {
         name: sorted(value) if isinstance(getattr(config, name, None), set) else value
@@ -138,12 +174,12 @@ def adapter_config(module: nn.Module, base: str | None, task: str | None) -> dic
     }
 
 
-def _base_name(directory: Path) -> str:
-    """Return ORG/NAME of CACHE/models--ORG--NAME/snapshots/REVISION, and else the path."""
+def _base_name(directory: Path) -> tuple[str, str | None]:
+    """Return ORG/NAME and REVISION of CACHE/models--ORG--NAME/snapshots/REVISION, else the path."""
     cached = directory.parent.parent.name
     if directory.parent.name == "snapshots" and cached.startswith("models--"):
-        return cached.removeprefix("models--").replace("--", "/")
-    return str(directory)
+        return cached.removeprefix("models--").replace("--", "/"), directory.name
+    return str(directory), None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -61,12 +61,22 @@ def untied_names(module: nn.Module) -> dict[str, str] | None:
     or training in full, changes it under one name alone, as a head that is tied to a table of
     embeddings: with the names apart the merged model computes what the trained one does.
     """
-    names = _merged_names(module)
+    names, state = _merged_names(module), module.state_dict(keep_vars=True)
+    by_plain = {plain: name for name, plain in names.items() if plain is not None}
     tied: dict[int, list[str]] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    for name, tensor in state.items():
         tied.setdefault(id(tensor), []).append(name)
     groups = [group for group in tied.values() if len(group) > 1]
-    if all(names[name] == name for group in groups for name in group):
+
+    def value(name: str) -> tuple[int, int]:
+        """Return what the merged model has under a name: which tensor, adapted by which layer."""
+        path, original, rest = name.partition(".original_module.")
+        if names[name] is None and original:
+            name = by_plain[f"{path}.{rest}"]
+        layer, adapted, _ = name.rpartition(".base_layer.")
+        return id(state[name]), id(module.get_submodule(layer)) if adapted else 0
+
+    if all(len({*map(value, group)}) == 1 for group in groups):
         return None
     stored = {names[name]: group[0] for group in groups for name in group[1:]}
     return {plain: name for plain, name in stored.items() if plain is not None}
@@ -76,8 +86,9 @@ def _merged_names(module: nn.Module) -> dict[str, str | None]:
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
-    layers = {p: m for p, m in module.named_modules() if isinstance(m, LoraLayer)}
-    wrappers = {p: m for p, m in module.named_modules() if isinstance(m, ModulesToSaveWrapper)}
+    every = dict(module.named_modules(remove_duplicate=False))  # of shared modules each path
+    layers = [path for path, one in every.items() if isinstance(one, LoraLayer)]
+    wrappers = [path for path, one in every.items() if isinstance(one, ModulesToSaveWrapper)]
     found: dict[str, str | None] = {}
     for name in module.state_dict(keep_vars=True):
         found[name] = name

@@ -122,6 +122,8 @@ class MetricRows:
             epoch=self._epoch(step),
             ended_at=time_stamp(),
             resumed=True,
+            loss_scale=None if finished.scale is None else finished.scale.scale,
+            skipped=finished.overflowed,
         )
 
     def _tokens(self) -> int:

@@ -106,7 +106,7 @@ class AdapterRecord(Record):
     config: dict[str, Any]
     """What PEFT writes to adapter_config.json."""
     names: dict[Name, Name]
-    """What PEFT's file holds: its names by those of the model."""
+    """What PEFT's file holds: names of the model by those in it."""
     plain: dict[Name, Name | None]
     """Names in the merged model by those of the model, where they differ; null: left out."""
     untied: dict[Name, Name] | None

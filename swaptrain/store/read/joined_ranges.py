@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -30,8 +30,9 @@ class _Chain:
 def joined_ranges(tensors: Iterable[StreamedTensor], root: RootRecord) -> Iterator[StreamedTensor]:
     """Yield tensors, those of ranges of rows as the whole ones that they are of.
 
-    A name may end behind that of a range, as `w[0:8].exp_avg`. Raises DamagedStoreError where a
-    range that the `root` names is missing.
+    A name may end behind that of a range, as `w[0:8].exp_avg`. What an optimizer holds in one
+    number is the same for all ranges of a parameter, and comes once. Raises DamagedStoreError where
+    a range that the `root` names is missing.
     """
     if root.choices.ranges == WHOLE:
         yield from tensors
@@ -58,6 +59,8 @@ def joined_ranges(tensors: Iterable[StreamedTensor], root: RootRecord) -> Iterat
 
 def _joined(name: str, parts: list[tuple[RowRange, StreamedTensor]]) -> StreamedTensor:
     parts.sort(key=lambda part: part[0].first)
+    if not any(tensor.shape for _, tensor in parts):
+        return replace(parts[0][1], name=name)
     end = 0
     for own, tensor in parts:
         if own.first != end or own.end <= end or tensor.shape[:1] != (own.count,):

@@ -132,7 +132,7 @@ def quantized(make: Callable[[], nn.Module], config: Config) -> nn.Module:
     """Return a base whose frozen weights are what is left of them behind their codes."""
     module, form = make(), config.model.base
     assert form is not None
-    names = quantizable(module, config.model.base_except or ())
+    names = quantizable(module, config.model.base_except or (), form=form)
     if config.lora is None:
         frozen = deepcopy(module)
         freeze(frozen, config.train.freeze or ())

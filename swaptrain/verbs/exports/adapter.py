@@ -28,13 +28,17 @@ def adapter_of(run: Path, record: AdapterRecord | None, option: str) -> AdapterR
     return record
 
 
-def write_adapter(to: Path, record: AdapterRecord, tensors: Tensors) -> int:
+def write_adapter(to: Path, record: AdapterRecord, tensors: Callable[[], Tensors]) -> int:
     """Write adapter_config.json and adapter_model.safetensors as PEFT does; return the bytes.
 
-    The directory is there as a whole or not at all.
+    `tensors` gives the run's, each to be read once: a tied one has several names in the file. The
+    directory is there as a whole or not at all.
     """
     text = json.dumps(record.config, indent=2, sort_keys=True)
-    saved = [replace(tensors[name], name=peft_name) for name, peft_name in record.names.items()]
+    left, saved = dict(tensors()), list[StreamedTensor]()
+    for peft_name, name in record.names.items():
+        source = left.pop(name, None) or tensors()[name]
+        saved.append(replace(source, name=peft_name))
     with new_directory(to) as aside:
         write_aside(aside / "adapter_config.json", text.encode())
         return write_safetensors(

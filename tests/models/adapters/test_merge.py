@@ -16,10 +16,16 @@ from transformers.pytorch_utils import Conv1D
 
 from swaptrain.errors import ConfigError
 from swaptrain.models.adapters.lora import inject
-from swaptrain.models.adapters.merge import merge_records, merged_weight
+from swaptrain.models.adapters.merge import (
+    merge_records,
+    merged_weight,
+    plain_names,
+    untied_names,
+)
+from swaptrain.models.hub_names import HubNames
 from swaptrain.models.quantization import to_numpy
 from swaptrain.verbs.export import export_weights
-from tests.models.stored.test_pretrained import saved
+from tests.models.stored.test_pretrained import BERT, saved
 from tests.support.matrix import proof_but
 from tests.support.runs import config_of, trained
 from tests.whole.test_exactness import LLAMA, T5
@@ -157,3 +163,72 @@ def test_a_weight_of_millions_of_elements_has_the_bits_of_peft(
     )
     expected = to_numpy(layer.base_layer.weight.detach())
     assert merged.tobytes() == expected.tobytes()
+
+
+class Shared(nn.Module):
+    """One layer under three names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.ModuleDict({"lin": nn.Linear(8, 8)})
+        self.blocks = nn.ModuleList([block, block, block])
+
+
+def test_a_module_of_several_names_stays_one() -> None:
+    module = Shared()
+    inject(module, {"r": 2, "target_modules": ["lin"]})
+    assert untied_names(module) is None
+    names = plain_names(module)
+    assert {names[f"blocks.{n}.lin.base_layer.weight"] for n in range(3)} == {
+        f"blocks.{n}.lin.weight" for n in range(3)
+    }
+    assert {plain for name, plain in names.items() if "lora_" in name} == {None}
+
+
+@pytest.mark.proof
+def test_tied_tensors_of_a_head_are_saved_under_all_their_names(tmp_path: Path) -> None:
+    """A head of BERT has its bias twice; PEFT loads neither without the other."""
+    base = saved(BERT, tmp_path / "base")
+    section = {"target_modules": ["query"], "modules_to_save": ["cls"]}
+    run_dir = run_of(tmp_path / "run", base, section)
+    export_weights(run_dir, tmp_path / "adapter", None, form="adapter")
+    model = transformers.BertForMaskedLM.from_pretrained(base)
+    adapted = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()
+    export_weights(run_dir, tmp_path / "merged", None, form="merged")
+    merged = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged").eval()
+    ids = torch.arange(12)[None] % 64
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits)
+    again = {"model": {"hf": str(base)}, "lora": {"from": str(tmp_path / "adapter")}}
+    tree = {**again, "data": {"python": "tests.support.datasets:text"}, "train": {"steps": 1}}
+    trained(config_of(tmp_path / "again", tree))
+
+
+def test_an_adapter_inside_of_what_is_trained_in_full_is_refused() -> None:
+    module = nn.ModuleDict({"lm_head": nn.TransformerEncoderLayer(8, 2)})
+    with pytest.raises(ConfigError, match=r"lm_head is trained in full, and .*linear1 in it"):
+        inject(module, {"r": 2, "target_modules": ["linear1"], "modules_to_save": ["head"]})
+
+
+def test_a_model_of_several_configs_says_in_each_that_nothing_is_tied(tmp_path: Path) -> None:
+    tree = {
+        "model": {
+            "hf": {
+                "model_type": "gemma3",
+                "text_config": {
+                    "model_type": "gemma3_text", "vocab_size": 64, "hidden_size": 32,
+                    "num_hidden_layers": 1, "intermediate_size": 64, "num_attention_heads": 4,
+                    "num_key_value_heads": 2, "head_dim": 8,
+                },
+                "vision_config": {
+                    "model_type": "siglip_vision_model", "hidden_size": 32, "image_size": 28,
+                    "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
+                    "patch_size": 14,
+                },
+            },
+        },
+        "data": {"python": "tests.support.datasets:text"},
+    }  # fmt: skip
+    config = config_of(tmp_path / "run", tree)
+    names = HubNames(config, "Gemma3ForConditionalGeneration", None, is_untied=True)
+    assert "" in names.untied
