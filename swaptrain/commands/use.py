@@ -265,7 +265,8 @@ def reshard(given: Arguments) -> None:
     """Let a run of several processes (torchrun) go on with another number of them.
 
     Segments move to the directories of their new owners: by links on one disk, else by copies. The
-    directories of all ranks lie in RUN: those of several machines are brought together first. With
+    directories of all ranks lie in RUN: those of several machines are brought together first. The
+    run keeps its config: M has to divide data.micro_batches, and store.commit.unit stays step. With
     --ranks 1 it becomes a run of one process, which every verb reads.
     """
     if given.ranks < 1:

@@ -16,7 +16,7 @@ from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.ranks import Ranks
 from swaptrain.ranks.recovery import Standing, common_step
 from swaptrain.store.access.containment import check_contained
-from swaptrain.store.access.lock import RunLock, lock_owner
+from swaptrain.store.access.lock import RunLock, is_held_by_this_thread, lock_owner
 from swaptrain.store.disk.durable_files import replace_link, run_error
 from swaptrain.store.format.root import (
     RootRecord,
@@ -30,7 +30,7 @@ from swaptrain.store.read.step_in_links import Copier, delete
 from swaptrain.store.read.stored_segments import StoredSegment, check_segment, stored_segment
 from swaptrain.units import how_many
 
-__all__ = ["RankStore", "joined", "lay_out", "read_ranks"]
+__all__ = ["RankStore", "RankTree", "joined", "lay_out", "rank_trees", "read_ranks"]
 
 _OF_ONE = ("rank", "ranks")
 """Keys of a root that a run of one process has not."""
@@ -45,8 +45,17 @@ class RankStore:
     segments: tuple[StoredSegment, ...]
 
 
-def read_ranks(run_dir: Path) -> list[RankStore]:
-    """Return the stores of all ranks at their common step, by rank; every record verifies.
+@dataclass(frozen=True)
+class RankTree:
+    """The tree of one rank that is at the step of all ranks."""
+
+    directory: Path
+    tree: str
+    root: RootRecord
+
+
+def rank_trees(run_dir: Path) -> list[RankTree]:
+    """Return where all ranks have their common step, by rank, by their roots alone.
 
     Raises ConfigError where ranks are missing or still to be created, RunError where one trains,
     DamagedStoreError.
@@ -54,6 +63,8 @@ def read_ranks(run_dir: Path) -> list[RankStore]:
     directories = rank_dirs(run_dir)
     for directory in directories:
         check_contained(directory)
+        if is_held_by_this_thread(directory):
+            continue
         if (owner := lock_owner(directory)) is not None:
             raise RunError(
                 f"{directory} is being trained ({owner}), and the ranks of a run are read between "
@@ -69,7 +80,7 @@ def read_ranks(run_dir: Path) -> list[RankStore]:
     step = common_step(standings, [str(directory) for directory in directories])
     if step is None:
         raise ConfigError(f"{run_dir}: the creation of the run was never finished: start it again")
-    stores = []
+    found = []
     for rank, directory in enumerate(directories):
         tree = next(name for name in TREES if (r := roots[rank][name]) and r.step == step)
         root = roots[rank][tree]
@@ -79,18 +90,39 @@ def read_ranks(run_dir: Path) -> list[RankStore]:
                 f"{directory} is that of rank {root.rank} of {root.ranks}, and {run_dir} has those "
                 f"of {how_many(len(directories), 'rank')}: bring those of all machines together"
             )
-        stores.append(RankStore(directory, root, tuple(_segments(directory, root, tree, step))))
-    if len({store.root.fingerprint for store in stores}) > 1:
+        found.append(RankTree(directory, tree, root))
+    if len({one.root.fingerprint for one in found}) > 1:
         raise DamagedStoreError("the ranks have stores of different models", path=run_dir)
-    return stores
+    return found
+
+
+def read_ranks(run_dir: Path) -> list[RankStore]:
+    """Return the stores of all ranks at their common step, by rank; every record verifies.
+
+    Raises what `rank_trees` raises.
+    """
+    return [
+        RankStore(
+            one.directory,
+            one.root,
+            tuple(_segments(one.directory, one.root, one.tree, one.root.step)),
+        )
+        for one in rank_trees(run_dir)
+    ]
 
 
 def lay_out(
-    stores: Sequence[RankStore], there: Path, ranks: Ranks, note: Callable[[str], None]
+    stores: Sequence[RankStore],
+    there: Path,
+    ranks: Ranks,
+    note: Callable[[str], None],
+    *,
+    place: Callable[[Path, Path], Path] = lambda _, slot: slot,
 ) -> None:
     """Make a run directory of what a rank of another number of ranks owns; nothing is flushed.
 
-    With a config, the data, and the metrics of rank 0. Raises OSError.
+    With a config, the data, and the metrics of rank 0. `place` is called with a slot of before and
+    a new one, and returns the directory to which that leads. Raises OSError.
     """
     first, paths, copier = stores[0], RunPaths(there), Copier(note)
     zeroth = RunPaths(first.directory)
@@ -118,7 +150,7 @@ def lay_out(
             shape_class = found.state.id.rpartition("-")[0]
             slot = paths.slot(f"{shape_class}-{numbers[shape_class]:03d}")
             numbers[shape_class] += 1
-            copier.bring(found.state.path.resolve(), slot)
+            copier.bring(found.state.path.resolve(), place(found.state.path, slot))
             link = paths.live_link(k, tree)
             link.symlink_to(link_text(link, slot))
     said = {key: value for key, value in first.root.attributes().items() if key not in _OF_ONE}

@@ -73,7 +73,7 @@ def train_reference(
     state: StateDtype = "float32",
     groups: Sequence[Mapping[str, Any]] = (),
     master: str = "float32",
-    ranks: int = 1,
+    ranks: int | Callable[[int], int] = 1,
 ) -> ReferenceResult:
     """Construct the model under `seed`, train it for `steps` steps and return what came out.
 
@@ -90,7 +90,8 @@ def train_reference(
     one begins from what is left. In float16 losses are scaled by a GradScaler of torch, which
     skips the updates of gradients that are not finite. Of several `ranks` each accumulates the
     gradients of its own micro-batches, the first ones for rank 0, and their sums are added in the
-    order of the ranks.
+    order of the ranks. As a function it gives their number in a step, for a run that was divided
+    anew between two of them.
 
     With the `loss_weighting` "tokens", or None where a batch has `labels`, every trained token of
     a step weighs alike: where the micro-batches have unequally many, a cross entropy of the loss
@@ -129,9 +130,10 @@ def train_reference(
                 dtypes = batch_dtypes(model, given, dtype)
             return {k: v.to(device) for k, v in cast_batch(given, dtypes).items()}
 
+        count = ranks if isinstance(ranks, int) else ranks(step)
         losses.append(
             forward_backward(
-                model, masters, batch, micro_batches, loss_weighting, scaler, ranks=ranks
+                model, masters, batch, micro_batches, loss_weighting, scaler, ranks=count
             )
         )
         for stepper, *_ in steppers:

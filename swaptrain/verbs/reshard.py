@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-from swaptrain.errors import ConfigError
+from swaptrain.config.schema import Config
+from swaptrain.errors import ConfigError, RunError
+from swaptrain.planning.prepare import recorded_config
 from swaptrain.program.ranks import Ranks
-from swaptrain.ranks.layout import lay_out, read_ranks
+from swaptrain.ranks.layout import RankStore, lay_out, read_ranks
+from swaptrain.ranks.limits import rank_count
+from swaptrain.store.access.containment import check_contained
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.disk.durable_files import flush_directory, flush_file_system, run_error
 from swaptrain.store.paths import RunPaths, rank_dir, rank_dirs
 from swaptrain.store.read.step_in_links import delete
+from swaptrain.store.slots.slot_disks import SlotDisks
+from swaptrain.store.slots.staged_slots import StagedSlots, delete_pools
 from swaptrain.units import how_many
+from swaptrain.verbs.plans.ranks import check_ranks_asked
 
 __all__ = ["reshard_run"]
 
@@ -29,40 +37,100 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
     DamagedStoreError.
     """
     paths = RunPaths(run_dir)
+    if not (rank_dirs(run_dir) or paths.is_being_resharded() or paths.reshard_old.is_dir()):
+        _of_one_process(run_dir, count, note)
+        return
     try:
-        if paths.is_being_resharded():
+        with _locked(run_dir, note) as resources:
+            if not paths.is_being_resharded():
+                # What a reshard that was complete did not come to delete.
+                shutil.rmtree(paths.reshard_old, ignore_errors=True)
+                before = rank_dirs(run_dir)
+                if not before:
+                    _of_one_process(run_dir, count, note)
+                    return
+                if count == rank_count(run_dir):
+                    note(f"{run_dir} is a run of {how_many(count, 'rank')} already")
+                    return
+                # From the first look to the end nobody trains.
+                for directory in before:
+                    resources.enter_context(RunLock(directory, note=note))
+                _prepare(run_dir, before, count, note)
             _complete(run_dir, note)
-            return
-        before = rank_dirs(run_dir)
-        if not before:
-            raise ConfigError(
-                f"{run_dir} is no run of several ranks: one of one process cannot be divided yet"
-            )
-        if count == len(before):
-            note(f"{run_dir} is a run of {how_many(count, 'rank')} already")
-            return
-        with ExitStack() as resources:
-            stores = read_ranks(run_dir)
-            for directory in before:
-                resources.enter_context(RunLock(directory, note=note))
-            trained = [row.segment for s in stores for row in s.root.segments if row.state]
-            for rank in range(count):
-                if not any(Ranks(rank, count).owns(k) for k in trained):
-                    raise ConfigError(
-                        f"--ranks {count}: rank {rank} would own no segment that is trained, of "
-                        f"{len(trained)}: give fewer"
-                    )
-            delete(paths.resharded)
-            for rank in range(count):
-                ranks = Ranks(rank, count)
-                lay_out(stores, _place(paths.resharded, ranks), ranks, note)
-            flush_file_system(run_dir)
-            # From here on the new directories are the run: what is cut short is completed.
-            os.rename(paths.resharded, paths.reshard_ready)
-            flush_directory(run_dir)
-        _complete(run_dir, note)
     except OSError as error:
         raise run_error(error, run_dir, "divide anew") from error
+
+
+def _of_one_process(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
+    """Say that nothing is to be done; raises ConfigError where something would be."""
+    if count > 1 or not RunPaths(run_dir).store.exists():
+        raise ConfigError(
+            f"{run_dir} is no run of several ranks: one of one process cannot be divided yet"
+        )
+    note(f"{run_dir} is a run of one process already")
+
+
+@contextmanager
+def _locked(run_dir: Path, note: Callable[[str], None]) -> Iterator[ExitStack]:
+    """Let no other reshard begin; the directory of ranks has no lock of its own afterwards."""
+    with RunLock(run_dir, note=note), ExitStack() as resources:
+        try:
+            yield resources
+        finally:
+            RunPaths(run_dir).lock.unlink(missing_ok=True)
+
+
+def _prepare(
+    run_dir: Path, before: Sequence[Path], count: int, note: Callable[[str], None]
+) -> None:
+    """Lay out the new directories, whose locks are held; at the end they are the run, durably."""
+    paths, stage = RunPaths(run_dir), StagedSlots(run_dir)
+    configs = []
+    for directory in before:
+        check_contained(directory)
+        configs.append(recorded_config(directory))
+        disks = None if configs[-1] is None else configs[-1].store.paths
+        SlotDisks(directory, disks or ()).mend_links()
+    stores = read_ranks(run_dir)
+    _check_count(configs[0], stores, count)
+    ranks = [Ranks(rank, count) for rank in range(count)]
+    stage.check_free(before, [_place(run_dir, own) for own in ranks])
+    delete(paths.resharded)
+    stage.clear(before)
+    try:
+        for own in ranks:
+            place = partial(stage.place, _place(run_dir, own))
+            lay_out(stores, _place(paths.resharded, own), own, note, place=place)
+        flush_file_system(run_dir)
+        stage.flush(before)
+    except (OSError, RunError):  # no room
+        delete(paths.resharded)
+        stage.clear(before)
+        raise
+    # From here on the new directories are the run: what is cut short is completed.
+    os.rename(paths.resharded, paths.reshard_ready)
+    flush_directory(run_dir)
+
+
+def _check_count(config: Config | None, stores: Sequence[RankStore], count: int) -> None:
+    """Raise ConfigError where so many ranks could not go on with the run."""
+    trained = [row.segment for s in stores for row in s.root.segments if row.state]
+    for rank in range(count):
+        if not any(Ranks(rank, count).owns(k) for k in trained):
+            raise ConfigError(
+                f"--ranks {count}: rank {rank} would own no segment that is trained, of "
+                f"{len(trained)}: give fewer"
+            )
+    if config is None:
+        return
+    micro_batches = config.data.micro_batches
+    if micro_batches % count:
+        divisors = [str(n) for n in range(1, micro_batches + 1) if not micro_batches % n]
+        raise ConfigError(
+            f"--ranks {count}: data.micro_batches of this run is {micro_batches}, which {count} "
+            f"ranks cannot divide, and a run keeps it: give one of {', '.join(divisors)}"
+        )
+    check_ranks_asked(config, [count])
 
 
 def _place(folder: Path, ranks: Ranks) -> Path:
@@ -80,12 +148,17 @@ def _complete(run_dir: Path, note: Callable[[str], None]) -> None:
         for directory in rank_dirs(run_dir):
             os.rename(directory, paths.reshard_old / directory.name)
         flush_directory(run_dir)
+        # Their folders on other disks have the names that those of the new ones get.
+        for directory in rank_dirs(paths.reshard_old):
+            delete_pools(directory, run_dir / directory.name)
         os.rename(paths.reshard_ready, paths.reshard_moving)
         flush_directory(run_dir)
-    for path in sorted(paths.reshard_moving.iterdir()):
+    moving = paths.reshard_moving
+    StagedSlots(run_dir).settle(rank_dirs(moving) or [moving])
+    for path in sorted(moving.iterdir()):
         os.rename(path, run_dir / path.name)
     flush_directory(run_dir)
-    paths.reshard_moving.rmdir()
+    moving.rmdir()
     flush_directory(run_dir)
     shutil.rmtree(paths.reshard_old, ignore_errors=True)
     count = len(rank_dirs(run_dir)) or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,11 @@ def weights(run_dir: Path, *, state: bool = False) -> dict[str, Tensor]:
     return tensors
 
 
-def reference(config: Config, *, ranks: int = 1) -> ReferenceResult:
-    """Train the same model on the same batches in plain PyTorch, as so many ranks add them."""
+def reference(config: Config, *, ranks: int | Callable[[int], int] = 1) -> ReferenceResult:
+    """Train the same model on the same batches in plain PyTorch, as so many ranks add them.
+
+    `ranks` may be a function of the step.
+    """
     directory = config.run.dir.with_name(config.run.dir.name + "-reference")
     return plain_run(config, directory, ranks=ranks)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from swaptrain.config.schema import Config
 from swaptrain.reference import ReferenceResult
 from swaptrain.store.paths import rank_dir
-from tests.support.runs import assert_same_bits, config_of, losses, norms, weights
+from tests.support.runs import assert_same_state, config_of, losses, norms, weights
 
-__all__ = ["GPT", "assert_same_as", "rank_config", "whole_weights"]
+__all__ = ["ADAPTERS", "GPT", "LLAMA", "assert_same_as", "rank_config", "whole_weights"]
 
 GPT: dict[str, Any] = {
     "model": {"python": "tests.support.models:gpt"},
@@ -21,6 +21,16 @@ GPT: dict[str, Any] = {
     "train": {"check_capture": False, "steps": 3},
     "memory": {"segment": "16KiB"},
     "distributed": {"timeout": 60},
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+    "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "tie_word_embeddings": True, "max_position_embeddings": 32,
+}  # fmt: skip
+ADAPTERS: dict[str, Any] = {
+    "model": {"hf": {**LLAMA, "tie_word_embeddings": False}},
+    "data": {"python": "tests.support.datasets:text"},
+    "lora": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
 }
 
 
@@ -52,4 +62,4 @@ def assert_same_as(config: Config, plain: ReferenceResult, *, ranks: int) -> Non
         run_dir = rank_dir(config.run.dir, rank)
         assert losses(run_dir) == plain.losses
         assert norms(run_dir) == plain.grad_norms
-    assert_same_bits(whole_weights(config, ranks), plain.parameters)
+    assert_same_state(whole_weights(config, ranks), plain)

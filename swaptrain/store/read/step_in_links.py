@@ -78,14 +78,21 @@ class Copier:
         self._note, self._said = note, False
 
     def bring(self, source: Path, target: Path) -> None:
-        """Bring a file, or a directory with all that it has; nothing, where it is not there."""
+        """Bring a file, or a directory with all that it has; nothing, where it is not there.
+
+        Raises OSError for the first file that cannot be brought.
+        """
         if not source.exists():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, copy_function=self._bring_file, dirs_exist_ok=True)
-        else:
+        if not source.is_dir():
             self._bring_file(str(source), str(target))
+            return
+        target.mkdir(exist_ok=True)
+        # Not by shutil.copytree, which goes on where a disk is full, and raises an error without
+        # a number.
+        for inner in sorted(source.iterdir()):
+            self.bring(inner, target / inner.name)
 
     def _bring_file(self, source: str, target: str) -> None:
         if source.endswith(".json"):

@@ -33,14 +33,14 @@ def plain_run(
     make: Callable[[], nn.Module] | None = None,
     vocabulary: int | None = None,
     watch: Callable[[int, int], None] = lambda *_: None,
-    ranks: int = 1,
+    ranks: int | Callable[[int], int] = 1,
 ) -> ReferenceResult:
     """Train the model of a config on its batches in plain PyTorch.
 
     `data_dir` takes the tokens. `make` constructs the model with adapters and coded weights; None:
     the constructor of the config does, PEFT adds adapters, and no checkpoint is read. `vocabulary`
     is its size, where `make` is given. `watch` is called with step and micro-batch before each. The
-    sums are those of so many `ranks`.
+    sums are those of so many `ranks`, which may be a function of the step.
     """
     torch.set_num_threads(config.train.threads or len(os.sched_getaffinity(0)))
     if make is None:
