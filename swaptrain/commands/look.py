@@ -223,18 +223,19 @@ def verify(given: Arguments) -> None:
 
     Every chunk is compared with its checksum, at the speed of the disk. Exit code 0 if nothing is
     wrong, else 3. A run that is training can be checked: it is not disturbed. --repair is refused
-    while it trains.
+    while it trains. A run of several ranks is checked between two trainings, each of its ranks.
     """
     run_dir = check_run(given.run)
-    from swaptrain.ranks.layout import read_ranks
     from swaptrain.store.paths import rank_dirs
+
+    if rank_dirs(run_dir):
+        from swaptrain.verbs.verify_ranks import verify_ranks  # which imports torch
+
+        verify_ranks(run_dir, mend=given.repair)
+        return
     from swaptrain.verbs.verify import verify_run
 
-    directories = rank_dirs(run_dir)
-    if directories:
-        read_ranks(run_dir)  # refuses ranks that are at different steps, or are not all there
-    for directory in directories or [run_dir]:
-        verify_run(directory, mend=given.repair)
+    verify_run(run_dir, mend=given.repair)
 
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:

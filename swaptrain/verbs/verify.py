@@ -33,15 +33,18 @@ __all__ = ["verify_run"]
 _PLAIN_TICK_S = 10.0
 
 
-def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = None) -> None:
+def verify_run(
+    run_dir: Path, *, mend: bool = False, console: Console | None = None, tree: str | None = None
+) -> None:
     """Check a run and say what is wrong, a line each; with `mend`, repair what can be repaired.
 
-    A run that is training is checked as well, and not disturbed; `mend` takes its lock. Raises
-    DamagedStoreError when something is wrong in the end, ConfigError for what is no run, RunError.
+    A run that is training is checked as well, and not disturbed; `mend` takes its lock. `tree` is
+    the one to look at; None: whichever is live. Raises DamagedStoreError when something is wrong in
+    the end, ConfigError for what is no run, RunError.
     """
     console = console or Console()
     with _locked(run_dir) if mend else nullcontext():
-        result = _verified(run_dir, console)
+        result = _verified(run_dir, console, tree)
         while mend and result.findings:
             with DirectIO() as io:
                 mended = repair(run_dir, result.findings, io)
@@ -51,7 +54,7 @@ def verify_run(run_dir: Path, *, mend: bool = False, console: Console | None = N
                 break
             # A record that is there again may name chunks that nobody looked at.
             _say(console, "looking at all of it again")
-            result = _verified(run_dir, console)
+            result = _verified(run_dir, console, tree)
     _conclude(run_dir, result, mend=mend)
 
 
@@ -66,9 +69,9 @@ def _locked(run_dir: Path) -> Iterator[None]:
             lock.withdraw()
 
 
-def _verified(run_dir: Path, console: Console) -> Verification:
+def _verified(run_dir: Path, console: Console, tree: str | None) -> Verification:
     with _Bar(console) as bar, DirectIO(on_fallback=bar.note) as io:
-        result = Verifier(run_dir, io, watch=bar.show).verify()
+        result = Verifier(run_dir, io, tree=tree, watch=bar.show).verify()
     for finding in result.findings:
         _say(console, str(finding))
     rate = result.nbytes / max(result.seconds, 1e-9) / 1e9

@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from swaptrain.cli import main
 from swaptrain.config.load import load_config
+from swaptrain.store.paths import RunPaths, rank_dirs
+from swaptrain.store.slots.slots import Slots
 from tests.support.ranks import together
 from tests.support.runs import assert_same_bits, losses, reference, trained
 from tests.support.serving import Server
@@ -63,6 +65,45 @@ def test_a_run_of_two_ranks_as_one(
 def _step_line(capsys: pytest.CaptureFixture[str]) -> str:
     """Return what `eval` has said of a step, up to the seconds."""
     return capsys.readouterr().out.splitlines()[-1].rpartition(" | ")[0]
+
+
+@pytest.mark.proof
+def test_all_damaged_ranks_are_named(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong with one of them; of each the tree is read that it goes on from."""
+    run = tmp_path / "run"
+    ended = together(server, rank_config(run, {"train": {"steps": 2}}), 2)
+    assert ended.codes == [0, 0], ended.said
+    ranks = rank_dirs(run)
+    chunks = [_chunk(rank) for rank in ranks]
+    # As where a kill came before its own switch: the step of both is in its other tree.
+    Slots(ranks[1], trees=True).switch_tree()
+    capsys.readouterr()
+    assert main(["verify", str(run)]) == 0
+    assert capsys.readouterr().out.count("is at step 2") == 2
+    for chunk in chunks:
+        content = bytearray(chunk.read_bytes())
+        content[0] ^= 1
+        chunk.write_bytes(content)
+    assert main(["verify", str(run)]) == 3
+    printed = capsys.readouterr()
+    for rank, chunk in zip(ranks, chunks, strict=True):
+        assert str(chunk) in printed.out
+        assert f"1 thing is wrong in {rank}" in printed.err
+    for rank in ranks:
+        RunPaths(rank).root_record("a").write_text("{}")
+        RunPaths(rank).root_record("b").write_text("{}")
+    assert main(["verify", str(run)]) == 3
+    printed = capsys.readouterr()
+    assert all(f"wrong in {rank}" in printed.err for rank in ranks)
+    assert "Traceback" not in printed.err
+
+
+def _chunk(rank: Path) -> Path:
+    """Return a file of the weights that a rank goes on from."""
+    slot = min((RunPaths(rank).store / "segments").iterdir()).resolve()
+    return slot / "weights" / "c" / "0"
 
 
 @pytest.mark.whole

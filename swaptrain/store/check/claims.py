@@ -48,13 +48,15 @@ class Claim:
         return sum(chunk.size_bytes or 0 for chunk in self.chunks)
 
 
-def live_claim(run_dir: Path, segment: int, fingerprint: str | None) -> Claim:
-    """Return the live state of a segment."""
+def live_claim(
+    run_dir: Path, segment: int, fingerprint: str | None, *, tree: str | None = None
+) -> Claim:
+    """Return the live state of a segment, in a tree or in the live one."""
     paths = RunPaths(run_dir)
-    link = paths.live_link(segment)
+    link = paths.live_link(segment, tree)
 
     def again() -> Claim:
-        return live_claim(run_dir, segment, fingerprint)
+        return live_claim(run_dir, segment, fingerprint, tree=tree)
 
     try:
         path = paths.slot(Path(os.readlink(link)).name)

@@ -45,10 +45,19 @@ class Verifier:
     """
 
     def __init__(
-        self, run_dir: Path, io: DirectIO, *, watch: Callable[[int, int], None] = lambda *_: None
+        self,
+        run_dir: Path,
+        io: DirectIO,
+        *,
+        tree: str | None = None,
+        watch: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """`watch` is called with the bytes read and those that are to be read in all."""
+        """`tree` is what a run goes on from; None: whichever is live.
+
+        `watch` is called with the bytes read and those that are to be read in all.
+        """
         self._run_dir, self._io, self._watch = run_dir.absolute(), io, watch
+        self._tree = tree
         self._paths = RunPaths(self._run_dir)
         self._root: RootRecord | None = None
         self._total = 0
@@ -62,9 +71,7 @@ class Verifier:
         result = self.result
         with Scanner(self._io) as self._scanner:
             self._read_root()
-            live = [
-                live_claim(self._run_dir, k, self._fingerprint) for k in self._segments("state")
-            ]
+            live = [self._live_claim(k, self._fingerprint) for k in self._segments("state")]
             frozen = [
                 frozen_claim(self._run_dir, k, self._fingerprint) for k in self._segments("frozen")
             ]
@@ -96,7 +103,7 @@ class Verifier:
         check_run(run_dir)
         for _ in range(_TRIES):
             try:
-                self._root = read_root(run_dir)
+                self._root = read_root(run_dir, tree=self._tree)
                 break
             except DamagedStoreError as error:
                 damage = error
@@ -111,6 +118,9 @@ class Verifier:
                 "the store was never finished: only what a first start goes on from was looked at"
             )
 
+    def _live_claim(self, segment: int, fingerprint: str | None) -> Claim:
+        return live_claim(self._run_dir, segment, fingerprint, tree=self._tree)
+
     def _segments(self, kind: str) -> list[int]:
         """Return the segments that have state, or frozen parameters."""
         if self._root is not None:
@@ -118,7 +128,7 @@ class Verifier:
             return [r.segment for r in rows if (r.state if kind == "state" else r.frozen)]
         folder = self._paths.frozen
         if kind == "state":
-            folder = self._paths.segments()
+            folder = self._paths.segments(self._tree)
             if not folder.exists():
                 folder = self._paths.segments(TREES[0])
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
@@ -182,7 +192,7 @@ class Verifier:
     def _check_static(self) -> None:
         """Look at the small files that no record of a slot vouches for."""
         paths = self._paths
-        for directory in (paths.segments(), paths.frozen):
+        for directory in (paths.segments(self._tree), paths.frozen):
             if self._root is not None and directory.is_dir():
                 damage = _damaged_group(directory)
                 if damage is not None:
@@ -191,9 +201,12 @@ class Verifier:
         if paths.buffers.is_dir():
             for damage in damaged_buffers(self._run_dir):
                 self.result.findings.append(Finding(damage, "buffers"))
-        elif self._root is not None and (paths.store / paths.buffers.name).is_symlink():
+        elif self._root is not None and self._links_to_buffers():
             damage = DamagedStoreError("a directory of the store is missing", path=paths.buffers)
             self.result.findings.append(Finding(damage, "buffers"))
+
+    def _links_to_buffers(self) -> bool:
+        return (self._paths.hierarchy(self._tree) / self._paths.buffers.name).is_symlink()
 
     def _position(self) -> RunPosition | None:
         """Return where the run is, from records that stayed the same over two looks at all."""
@@ -201,7 +214,7 @@ class Verifier:
         if root is None:
             return None
         for _ in range(_TRIES):
-            claims = {k: live_claim(self._run_dir, k, None) for k in self._segments("state")}
+            claims = {k: self._live_claim(k, None) for k in self._segments("state")}
             live = {k: claim.record for k, claim in claims.items() if claim.record is not None}
             if len(live) < len(claims):
                 return None
@@ -210,7 +223,7 @@ class Verifier:
                 return now
             before = now
             if root.is_whole:
-                root = read_root(self._run_dir) or root
+                root = read_root(self._run_dir, tree=self._tree) or root
         self.result.notes.append(
             "what the step in progress needs changes faster than it can be read: not checked"
         )
@@ -248,7 +261,7 @@ class Verifier:
                 continue
             claims = [self._snapshot_claim(title, snapshot, slot, k) for k, slot in slots.items()]
             for claim in claims:
-                if claim.version not in (None, snapshot.step):
+                if claim.version not in (None, snapshot.step) and snapshot.path.is_dir():
                     text = f"a slot of the snapshot is of step {claim.version}"
                     damage = DamagedStoreError(text, segment=claim.segment, path=claim.path)
                     self.result.findings.append(Finding(damage, title, claim))
