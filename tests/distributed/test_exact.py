@@ -10,20 +10,23 @@ import torch
 from safetensors.torch import load_file
 
 from swaptrain.cli import main
+from swaptrain.store.format.root import read_root
 from tests.support.matrix import proof_but
 from tests.support.mixtures import MIXTURES
 from tests.support.ranks import ddp, together
 from tests.support.runs import assert_same_bits, config_of, losses, reference, rows
 from tests.support.serving import Server
-from tests.support.together import GPT, assert_same_as, rank_config
+from tests.support.together import ADAPTERS, GPT, LLAMA, assert_same_as, rank_config
 
 pytestmark = pytest.mark.trains
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
-    "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "tie_word_embeddings": True, "max_position_embeddings": 32,
-}  # fmt: skip
+
+def with_base(form: str) -> dict[str, Any]:
+    """Return adapters of a base in bfloat16 that is stored as codes."""
+    model = {**ADAPTERS["model"], "dtype": "bfloat16", "base": form}
+    return {**ADAPTERS, "model": model, "optimizer": {"clip_norm": 0.3}}
+
+
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "four micro-batches": (2, {"run": {"memory": True, "trace": 2}}),
     "clipped, one micro-batch each": (
@@ -37,13 +40,9 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
         2, {"store": {"commit": {"every": 2}}, "optimizer": {"clip_norm": 0.3}},
     ),
     "bfloat16": (2, {"model": {"dtype": "bfloat16"}, "optimizer": {"clip_norm": 0.3}}),
-    "adapters": (
-        2, {
-            "model": {"hf": {**LLAMA, "tie_word_embeddings": False}},
-            "data": {"python": "tests.support.datasets:text"},
-            "lora": {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
-        },
-    ),
+    "adapters": (2, ADAPTERS),
+    "adapters of a base in 4 bits": (2, with_base("nf4")),
+    "adapters of a base in 8 bits": (2, with_base("int8")),
     "sgd, held out": (
         4, {
             "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
@@ -54,10 +53,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
 QUICK = "four micro-batches", "clipped, one micro-batch each"
 
 
-@pytest.mark.parametrize(
-    "name",
-    proof_but(VARIANTS, *QUICK, whole=[n for n in VARIANTS if n not in (*QUICK, "adapters")]),
-)
+@pytest.mark.parametrize("name", proof_but(VARIANTS, *QUICK))
 def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server: Server) -> None:
     """Losses, norms and weights of all ranks; and what is held out."""
     ranks, tree = VARIANTS[name]
@@ -69,6 +65,10 @@ def test_ranks_have_the_bits_of_the_reference(name: str, tmp_path: Path, server:
     if config.run.memory:
         for rank in range(ranks):
             assert (tmp_path / "run" / f"rank-{rank:03d}" / "memory.json").is_file()
+    if config.model.base is not None:
+        root = read_root(tmp_path / "run" / "rank-001")
+        assert root is not None and root.quantized
+        assert {record.form for record in root.quantized.values()} == {config.model.base}
     if plain.eval_losses:
         found = rows(tmp_path / "run" / "rank-000")
         assert {row["step"]: row["eval_loss"] for row in found} == plain.eval_losses
@@ -116,7 +116,16 @@ def test_little_memory_changes_no_bit(
     assert_same_as(config, reference(config, ranks=2), ranks=2)
 
 
-@pytest.mark.whole
+@pytest.mark.proof
+def test_ranks_of_two_machines_have_the_same_bits(tmp_path: Path, server: Server) -> None:
+    """Where the number of a rank is not the one that it has on its machine."""
+    config = rank_config(tmp_path / "run", {})
+    ended = together(server, config, 2, each=1)
+    assert ended.codes == [0, 0], ended.said
+    assert_same_as(config, reference(config, ranks=2), ranks=2)
+
+
+@pytest.mark.proof
 def test_unequal_labels_weigh_by_tokens(tmp_path: Path, server: Server) -> None:
     """Each trained token of a step counts alike, whichever rank has it."""
     tree = {

@@ -185,11 +185,12 @@ def _child(plan: dict[str, Any], rank: int, port: int, log: Path) -> int:
         os.dup2(output, 2)
         sys.stdin.close()
         count = len(plan["paths"])
+        each = plan.get("each", count)
         os.environ |= {
             "RANK": str(rank),
             "WORLD_SIZE": str(count),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(count),
+            "LOCAL_RANK": str(rank % each),
+            "LOCAL_WORLD_SIZE": str(each),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
