@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from swaptrain.errors import RunError
+from swaptrain.ranks.last_words import LastWords, shortened
 from swaptrain.ranks.launch import Launch
+from swaptrain.ranks.meeting import Attempt, meet
 from swaptrain.spans import span
 from swaptrain.units import format_duration
 
 __all__ = ["Group"]
 
-_MOST_WORDS = 2000
 _MOMENT_S = 2.0
 
 
@@ -40,16 +41,19 @@ class Group:
         self._beside = range(rank - launch.local_rank, rank)
         """Ranks of this machine that come before this one."""
         self._timeout_s = timeout_s
-        self._store: Any = None
+        self._words: LastWords | None = None
         self._open = False
         timeout = timedelta(seconds=timeout_s)
+        prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
         with self._waiting("connecting"):
             found = next(iter(rendezvous("env://", timeout=timeout)))
-            prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
-            self._store = prefixed("swaptrain", found[0])
+            self._kept: Any = prefixed("swaptrain", found[0])
+            self.attempt: Attempt = meet(self._kept, self.ranks, timeout_s)
+            store = prefixed(self.attempt.name, self._kept)
+            self._words = LastWords(store, rank)
             dist.init_process_group(
                 "gloo",
-                store=prefixed("group", self._store),
+                store=prefixed("group", store),
                 rank=self.ranks.rank,
                 world_size=self.ranks.count,
                 timeout=timeout,
@@ -69,18 +73,17 @@ class Group:
 
     def say_last(self, words: str) -> None:
         """Leave the reason for the end of this rank, for those that wait for it."""
-        if self._store is not None:
-            with suppress(RuntimeError):
-                self._store.set(f"ended/{self.ranks.rank}", words[:_MOST_WORDS])
+        if self._words is not None:
+            self._words.leave(words)
 
     def is_said(self, words: str) -> bool:
         """Whether a rank before this one, on this machine, ends with the same words in a moment."""
         until = time.monotonic() + _MOMENT_S
-        while self._beside:
-            said = [self._last_words(other) for other in self._beside]
-            if any(one == words[:_MOST_WORDS] for one in said):
+        while self._beside and self._words is not None:
+            said = self._words.of(self._beside)
+            if shortened(words) in said.values():
                 return True
-            if all(said) or time.monotonic() > until:
+            if len(said) == len(self._beside) or time.monotonic() > until:
                 break
             time.sleep(_MOMENT_S / 20)
         return False
@@ -164,22 +167,16 @@ class Group:
 
     def _reason(self, what: str, error: RuntimeError) -> RunError:
         rank = self.ranks.rank
-        for other in range(self.ranks.count):
-            if other != rank and (words := self._last_words(other)):
-                found = RunError(f"rank {rank} ends, since rank {other} has ended: {words}")
-                found.is_echo = other in self._beside  # which has said it to the same terminal
-                return found
+        others = [other for other in range(self.ranks.count) if other != rank]
+        said = {} if self._words is None else self._words.of(others)
+        if said:
+            other, words = next(iter(said.items()))
+            found = RunError(f"rank {rank} ends, since rank {other} has ended: {words}")
+            found.is_echo = other in self._beside  # which has said it to the same terminal
+            return found
         detail = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no detail"
         return RunError(
             f"rank {rank} waited for the others ({what}), and one has died, or the network did not "
             f"answer within {format_duration(self._timeout_s)} (distributed.timeout): run the same "
             f"command to go on ({detail})"
         )
-
-    def _last_words(self, rank: int) -> str:
-        if self._store is None:
-            return ""
-        with suppress(RuntimeError):
-            if self._store.check([f"ended/{rank}"]):
-                return str(self._store.get(f"ended/{rank}").decode(errors="replace"))
-        return ""

@@ -1,0 +1,67 @@
+"""Why ranks ended, in their own words, as far as the network still brings them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+__all__ = ["LastWords"]
+
+_MOST_CHARACTERS = 2000
+_ANSWER_S = 5.0
+"""For which the store is waited for: over a network that is cut it may never answer."""
+
+_Answer = TypeVar("_Answer")
+
+
+class LastWords:
+    """What the ranks of one attempt leave in torch's store when they end."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        """`store` is that of the attempt; words of earlier ones are not in it."""
+        self._store, self._rank = store, rank
+        self._answers = True
+
+    def leave(self, words: str) -> None:
+        """Say why this rank ends."""
+        self._ask(lambda: self._store.set(f"ended/{self._rank}", shortened(words)))
+
+    def of(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return the words of those of these ranks that have left any, in this order."""
+
+        def found() -> dict[int, str]:
+            there = [rank for rank in ranks if self._store.check([f"ended/{rank}"])]
+            return {r: self._store.get(f"ended/{r}").decode(errors="replace") for r in there}
+
+        return self._ask(found) or {}
+
+    def _ask(self, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Return what the store answers; None where it does not, in time or at all.
+
+        On a thread, since torch's client waits for as long as the connection does. One that did not
+        answer is not asked again: its client is still waiting.
+        """
+        if not self._answers:
+            return None
+        answers: SimpleQueue[_Answer | None] = SimpleQueue()
+
+        def asking() -> None:
+            answer = None
+            with suppress(RuntimeError):
+                answer = ask()
+            answers.put(answer)
+
+        threading.Thread(target=asking, name="last words", daemon=True).start()
+        try:
+            return answers.get(timeout=_ANSWER_S)
+        except Empty:
+            self._answers = False
+            return None
+
+
+def shortened(words: str) -> str:
+    """Return as much of a message as is left for others."""
+    return words[:_MOST_CHARACTERS]
