@@ -21,7 +21,7 @@ from swaptrain.data.corpus import CorpusFile, corpus_digest, find_files, hash_fi
 from swaptrain.data.record import DataRecord, RunRecord
 from swaptrain.data.row_sequences import RowSequences
 from swaptrain.data.settings import DataSettings
-from swaptrain.data.sources import Source
+from swaptrain.data.sources import FoundData, Source
 from swaptrain.data.text import check_unchanged
 from swaptrain.data.tokens.token_array import Array, write_token_array
 from swaptrain.data.tokens.token_cache import Built, built_once, find_built
@@ -87,12 +87,17 @@ class Conversations:
         """Of all files."""
         return sum(file.size_bytes for file in self._files)
 
-    def open(self, run_record: RunRecord) -> Source:
-        """Return the sequences, made where an earlier start has not; raises ConfigError."""
+    def find(self, run_record: RunRecord) -> FoundData:
+        """Look at the rows, which become sequences when they are opened; raises ConfigError."""
         files = self._hashed(run_record)
         record = DataRecord(corpus_digest(files, self._digest), self._digest, tuple(files))
         run_record.check(record)
         root = self._root(run_record)
+        return FoundData(record, lambda: self._open(root, record))
+
+    def _open(self, root: Path, record: DataRecord) -> Source:
+        """Return the sequences, made where an earlier start has not; raises ConfigError."""
+        files = record.files
 
         def build(path: Path) -> tuple[int, Mapping[str, Any]]:
             named = files[0].path if len(files) == 1 else how_many(len(files), "file")

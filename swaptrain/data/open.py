@@ -13,16 +13,17 @@ from swaptrain.data.ahead import AheadSettings, BatchesAhead
 from swaptrain.data.batches import Batches
 from swaptrain.data.conversations import Conversations
 from swaptrain.data.masking import mask_tokens
-from swaptrain.data.record import RunRecord
+from swaptrain.data.record import DataRecord, RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings, SourceSettings
 from swaptrain.data.sources import (
+    FoundData,
     Source,
+    find_text,
+    find_tokens,
     first_unknown_id,
     fitting_tokenizer,
     largest_id,
     open_python,
-    open_text,
-    open_tokens,
     text_files,
     token_files,
 )
@@ -32,7 +33,8 @@ from swaptrain.errors import BudgetError, ConfigError
 from swaptrain.store.paths import RunPaths
 from swaptrain.units import MIB, format_size
 
-__all__ = ["conversations_of", "describe_rows", "open_data", "open_eval", "open_example"]
+__all__ = ["Opening", "conversations_of", "describe_rows", "find_data", "find_eval", "open_data"]
+__all__ += ["open_eval", "open_example"]
 
 Note = Callable[[str], None]
 
@@ -44,6 +46,80 @@ _ID_BYTES = 8
 
 def _silent(_: str) -> None:
     """Say nothing."""
+
+
+class Opening:
+    """Data between the first look at it and the record that a run keeps of it."""
+
+    def __init__(
+        self,
+        found: FoundData,
+        run_record: RunRecord,
+        batches: Callable[[Source], Batches],
+        *,
+        counts_items: bool,
+    ) -> None:
+        """`batches` makes micro-batches of what was found; `counts_items`: they are recorded."""
+        self._found, self._run_record = found, run_record
+        self._batches, self._counts_items = batches, counts_items
+        self._items = 0
+
+    @property
+    def record(self) -> DataRecord:
+        """What the data is; the number of its items is not known yet."""
+        return self._found.record
+
+    def open(self, *, like: Batches | None = None) -> Batches:
+        """Return the micro-batches, for which text is tokenised; raises ConfigError.
+
+        Held-out ones have to be `like` those of the training data.
+        """
+        batches = self._batches(self._found.open())
+        if like is not None and batches.layout != like.layout:
+            raise ConfigError(
+                f"eval: its items have {batches.layout}, those of data have {like.layout}: the "
+                "model takes one kind, make them the same"
+            )
+        self._items = len(batches) if self._counts_items else 0
+        return batches
+
+    def keep(self) -> None:
+        """Record what was opened: a later start compares its data with it."""
+        self._run_record.keep(replace(self.record, items=self._items))
+
+
+def find_data(
+    config: DataSettings,
+    *,
+    seed: int,
+    run_dir: Path,
+    model_vocabulary: int | None,
+    fresh: bool = False,
+    note: Note = _silent,
+) -> Opening:
+    """Look at the training data, and write nothing yet; as `open_data` says."""
+    run_record = RunRecord(RunPaths(run_dir).train_data, refuse=not fresh)
+    found = _find(config, config, "data", run_record, model_vocabulary, note)
+
+    def batches(source: Source) -> Batches:
+        ahead = None
+        if config.workers and config.python is not None:
+            settings = AheadSettings(
+                config.python,
+                dict(config.kwargs),
+                config.collate,
+                "data.python",
+                source.name,
+                seed,
+                config.shuffle,
+                config.micro_batch,
+                config.micro_batches,
+            )
+            ahead = BatchesAhead(settings, config.workers)
+        count, shuffle = config.micro_batches, config.shuffle
+        return _batches(source, config, count, seed=seed, shuffle=shuffle, ahead=ahead)
+
+    return Opening(found, run_record, batches, counts_items=True)
 
 
 def open_data(
@@ -62,28 +138,37 @@ def open_data(
     long work. Raises ConfigError for every fault of the config or the data, before it has left
     anything in the run directory.
     """
-    run_record = RunRecord(RunPaths(run_dir).train_data, refuse=not fresh)
-    source = _open(config, config, "data", run_record, model_vocabulary, note)
-    ahead = None
-    if config.workers and config.python is not None:
-        settings = AheadSettings(
-            config.python,
-            dict(config.kwargs),
-            config.collate,
-            "data.python",
-            source.name,
-            seed,
-            config.shuffle,
-            config.micro_batch,
-            config.micro_batches,
-        )
-        ahead = BatchesAhead(settings, config.workers)
-    shuffle = config.shuffle
-    batches = _batches(
-        source, config, config.micro_batches, seed=seed, shuffle=shuffle, ahead=ahead
+    opening = find_data(
+        config,
+        seed=seed,
+        run_dir=run_dir,
+        model_vocabulary=model_vocabulary,
+        fresh=fresh,
+        note=note,
     )
-    run_record.keep(replace(source.record, items=len(batches)))
+    batches = opening.open()
+    opening.keep()
     return batches
+
+
+def find_eval(
+    config: EvalSettings,
+    data: DataSettings,
+    *,
+    run_dir: Path,
+    model_vocabulary: int | None,
+    note: Note = _silent,
+) -> Opening:
+    """Look at the held-out data, and write nothing yet; as `open_eval` says."""
+    run_record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
+    found = _find(config, data, "eval", run_record, model_vocabulary, note)
+
+    def batches(source: Source) -> Batches:
+        there = -(-len(source.dataset) // data.micro_batch)
+        count = there if config.batches == "all" else min(there, config.batches)
+        return _batches(source, data, max(count, 1), seed=0, shuffle=False, once=True)
+
+    return Opening(found, run_record, batches, counts_items=False)
 
 
 def open_eval(
@@ -103,17 +188,9 @@ def open_eval(
     last start is taken as it is. With `like`, the training data, ConfigError is raised too if the
     batches are not of its keys, shapes and dtypes.
     """
-    run_record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
-    source = _open(config, data, "eval", run_record, model_vocabulary, note)
-    there = -(-len(source.dataset) // data.micro_batch)
-    count = there if config.batches == "all" else min(there, config.batches)
-    batches = _batches(source, data, max(count, 1), seed=0, shuffle=False, once=True)
-    if like is not None and batches.layout != like.layout:
-        raise ConfigError(
-            f"eval: its items have {batches.layout}, those of data have {like.layout}: the model"
-            " takes one kind, make them the same"
-        )
-    run_record.keep(source.record)
+    opening = find_eval(config, data, run_dir=run_dir, model_vocabulary=model_vocabulary, note=note)
+    batches = opening.open(like=like)
+    opening.keep()
     return batches
 
 
@@ -192,27 +269,26 @@ def describe_rows(
     return f"{text}\nthe first row, what is trained in [[ ]]:\n{rows.shown().strip()}"
 
 
-def _open(
+def _find(
     source: SourceSettings,
     config: DataSettings,
     section: str,
     run_record: RunRecord,
     model_vocabulary: int | None,
     note: Note,
-) -> Source:
-    """Open whichever of the four kinds `source` names."""
+) -> FoundData:
+    """Look at whichever of the four kinds `source` names."""
     rows = conversations_of(source, config, section, model_vocabulary, note)
     if rows is not None:
-        return rows.open(run_record)
+        return rows.find(run_record)
     if source.text is not None:
-        return open_text(source.text, config, section, run_record, model_vocabulary, note)
+        return find_text(source.text, config, section, run_record, model_vocabulary, note)
     if source.tokens is not None:
-        return open_tokens(source, config, section, run_record, model_vocabulary, note)
+        return find_tokens(source, config, section, run_record, model_vocabulary, note)
     if source.python is not None:
-        sketched = section == "data"
-        opened = open_python(source.python, source, section, config.collate, sketched=sketched)
+        opened = open_python(source.python, source, section, config.collate, sketched=True)
         run_record.check(opened.record)
-        return opened
+        return FoundData(opened.record, lambda: opened)
     raise ConfigError(f"{section}: it names no data: set one of text, chat, tokens and python")
 
 

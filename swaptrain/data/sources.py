@@ -28,13 +28,14 @@ from swaptrain.errors import ConfigError
 from swaptrain.units import format_size, how_many
 
 __all__ = [
+    "FoundData",
     "Source",
+    "find_text",
+    "find_tokens",
     "first_unknown_id",
     "fitting_tokenizer",
     "largest_id",
     "open_python",
-    "open_text",
-    "open_tokens",
     "text_files",
     "token_files",
 ]
@@ -55,6 +56,15 @@ class Source:
     """Makes a micro-batch of items; None: they are stacked."""
     draws: bool = False
     """Whether reading an item may draw random numbers."""
+
+
+@dataclass(frozen=True)
+class FoundData:
+    """Data that was looked at, of which nothing is written yet."""
+
+    record: DataRecord
+    open: Callable[[], Source]
+    """Writes what is needed of it, such as tokens, and opens it; raises ConfigError."""
 
 
 def open_python(
@@ -102,17 +112,18 @@ def open_python(
     return Source(dataset, name, record, draws=True, collate=function)
 
 
-def open_text(
+def find_text(
     patterns: Sequence[str],
     config: DataSettings,
     section: str,
     run_record: RunRecord,
     model_vocabulary: int | None,
     note: Callable[[str], None],
-) -> Source:
-    """Tokenise a corpus, or find its tokens where an earlier start left them; raises ConfigError.
+) -> FoundData:
+    """Look at a corpus, which is tokenised when it is opened; raises ConfigError.
 
-    Files whose size and time are recorded are not read again.
+    Files whose size and time are recorded are not read again, nor is what an earlier start has
+    tokenised.
     """
     key = f"{section}.text"
     length = config.sequence_length
@@ -131,19 +142,25 @@ def open_text(
     record = DataRecord(corpus_digest(files, tokenizer.digest), tokenizer.digest, tuple(files))
     run_record.check(record)
     root = run_record.path.parent if config.cache is None else Path(config.cache)
-    tokens = tokenised(root, record.digest, files, tokenizer, at_least=length, key=key, note=note)
-    return _packed(tokens, config, tokenizer, key, record)
+
+    def opened() -> Source:
+        tokens = tokenised(
+            root, record.digest, files, tokenizer, at_least=length, key=key, note=note
+        )
+        return _packed(tokens, config, tokenizer, key, record)
+
+    return FoundData(record, opened)
 
 
-def open_tokens(
+def find_tokens(
     source: SourceSettings,
     config: DataSettings,
     section: str,
     run_record: RunRecord,
     model_vocabulary: int | None,
     note: Callable[[str], None],
-) -> Source:
-    """Open files of ids in place, reading all of them the first time; raises ConfigError."""
+) -> FoundData:
+    """Look at files of ids, all of them the first time; raises ConfigError."""
     key = f"{section}.tokens"
     found, opened = token_files(source, config, section, model_vocabulary, note)
     joined = Joined(opened)
@@ -159,7 +176,7 @@ def open_tokens(
     record = DataRecord(corpus_digest(files, forms), forms, files=tuple(files))
     run_record.check(record)
     tokenizer = None if config.mask is None else fitting_tokenizer(config, model_vocabulary)
-    return _packed(joined, config, tokenizer, key, record)
+    return FoundData(record, lambda: _packed(joined, config, tokenizer, key, record))
 
 
 def _packed(

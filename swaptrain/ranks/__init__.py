@@ -1,8 +1,8 @@
 """Several processes that train one model together, under torchrun.
 
 Enter at `launch.launched`, which says whether there are several, and `group.Group`, which connects
-them, as `meeting` lets them find each other. `agreement` compares what each was started with.
-`recovery` and `commit` make a step of all count at one moment, `exchange`
+them, as `meeting` lets them find each other. `agreement` compares what each was started with, and
+`same_data` its data. `recovery` and `commit` make a step of all count at one moment, `exchange`
 brings weights and sums to where they are computed with. All of it runs on the main thread, in the
 order of the program; `last_words` alone asks on another one.
 """

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import swaptrain
 from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.ranks.group import Group
 
-__all__ = ["agree", "code_digest", "echoed"]
+__all__ = ["agree", "code_digest", "echoed", "in_all", "refuse"]
 
 _SHOWN = 60
 _MOST_NAMED = 5
+
+_Found = TypeVar("_Found")
 
 
 def agree(group: Group, what: str, own: Mapping[str, Any]) -> None:
@@ -27,10 +29,33 @@ def agree(group: Group, what: str, own: Mapping[str, Any]) -> None:
     for rank, other in enumerate(said[1:], 1):
         for key, zeroth, there in _differences(said[0], other, ""):
             lines.append(f"rank {rank}: {key} is {_shown(there)}, and {_shown(zeroth)} in rank 0")
+    refuse(what, lines)
+
+
+def refuse(what: str, lines: Sequence[str]) -> None:
+    """Raise ConfigError, in all ranks, where there are lines that say what differs."""
     if lines:
-        shown = "\n  ".join(lines[:_MOST_NAMED])
-        more = f"\n  and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
-        raise echoed(ConfigError(f"the ranks were started with different {what}:\n  {shown}{more}"))
+        text = f"the ranks were started with different {what}:\n  {_first(lines)}"
+        raise echoed(ConfigError(text))
+
+
+def in_all(group: Group, check: Callable[[], _Found]) -> _Found:
+    """Return what `check` returns; where one rank refuses, raise ConfigError in all of them.
+
+    The message has the words of each rank that refuses, once where all say the same.
+    """
+    found: list[_Found] = []
+    words = None
+    try:
+        found.append(check())
+    except ConfigError as error:
+        words = str(error)
+    said: list[str | None] = group.gather(words)
+    lines = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None]
+    if lines:
+        is_one = len(lines) == len(said) and len(set(said)) == 1
+        raise echoed(ConfigError(said[0] if is_one else _first(lines)))
+    return found[0]
 
 
 def echoed(error: SwaptrainError) -> SwaptrainError:
@@ -47,6 +72,13 @@ def code_digest() -> str:
         found.update(str(path.relative_to(package)).encode())
         found.update(path.read_bytes())
     return found.hexdigest()
+
+
+def _first(lines: Sequence[str]) -> str:
+    """Return the first lines as one text, and how many more there are."""
+    shown = "\n  ".join(lines[:_MOST_NAMED])
+    more = len(lines) - _MOST_NAMED
+    return shown + (f"\n  and {more} more" if more > 0 else "")
 
 
 def _differences(zeroth: Any, other: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

@@ -27,14 +27,13 @@ from swaptrain.planning.roofline import disk_machine, step_floor
 from swaptrain.planning.tier_overhead import with_load_cost
 from swaptrain.planning.update_rules import update_rules
 from swaptrain.program.instructions import Instruction
-from swaptrain.ranks.agreement import agree
 from swaptrain.ranks.commit import JointCommit
 from swaptrain.ranks.exchange import Exchange
 from swaptrain.ranks.group import Group
 from swaptrain.run.assemble import Parts, assemble
 from swaptrain.run.go_back import go_back, verify_snapshot
 from swaptrain.run.idle_rates import check_rates
-from swaptrain.run.open_data import open_batches, open_evaluation
+from swaptrain.run.open_data import RunData
 from swaptrain.run.open_store import look_at_store, open_store
 from swaptrain.run.signals import StopRequest
 from swaptrain.run.start_over import begun_otherwise, start_over
@@ -104,17 +103,18 @@ def open_run(
         assert root is not None, "a snapshot is one of a run that exists"
         note(f"verifying the snapshot of step {start.back_to.step}")
         verify_snapshot(start.back_to, root, io, stop)
-    data = open_batches(config, prepared, fresh=start.fresh, note=note)
+    found = RunData(config, prepared, start.group, fresh=start.fresh, note=note)
+    data = found.batches()
     resources.callback(data.close)
     if start.group is not None:
-        agree(start.group, "data", {"the digest of the data": data.digest, "items": len(data)})
         link = Exchange(start.group).speed()
         note(f"a rank gets {format_size(int(link))} a second of another one")
         plan = replace(plan, link_bytes_per_s=link)
     if config.train.epochs is not None:
         start, config = _with_steps(start, len(data), note)
-    evaluation = open_evaluation(config, prepared, data, note)
-    # Nothing was written up to here: what is wrong with the input has been said.
+    evaluation = found.evaluation(config, data)
+    # Nothing but tokens was written up to here: what is wrong with the input has been said.
+    found.keep()
     if start.back_to is not None and root is not None:
         root = go_back(run_dir, start.back_to, root, note)
     change = _begin_writing(start)

@@ -15,7 +15,7 @@ from swaptrain.errors import ConfigError, SwaptrainError
 from swaptrain.planning.beside import Beside, FixedCut
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.row_ranges import RangeSizes
-from swaptrain.ranks.agreement import agree, code_digest, echoed
+from swaptrain.ranks.agreement import agree, code_digest, echoed, in_all
 from swaptrain.ranks.group import Group
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.limits import check_together, config_of_rank
@@ -85,17 +85,9 @@ def joined(
 ) -> Iterator[Member]:
     """Connect this process to the other ranks of a run.
 
-    Raises ConfigError, in all of them, where they were started with different things, and in each
-    for what several ranks do not do. What ends this one is said to the others.
+    Raises ConfigError, in all of them, where they were started with different things, and for what
+    several ranks, or one of them, cannot do. What ends this one is said to the others.
     """
-    try:
-        check_together(config, launch, from_step=from_step)
-    except ConfigError as error:
-        raise echoed(error) from None
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    own = config_of_rank(config, launch, gpus=gpus)
-    device = own.device
-    own = own.model_copy(update={"device": config.device})
     group = Group(launch, config.distributed.timeout)
     begun = config.run.dir.exists()
     try:
@@ -108,8 +100,12 @@ def joined(
             "the version of torch": torch.__version__,
             "--fresh": fresh,
             "--accept-change": accept_change,
+            "--from-step": from_step,
         }
         agree(group, "code", versions)
+        own = in_all(group, lambda: _own_config(config, launch, from_step))
+        device = own.device
+        own = own.model_copy(update={"device": config.device})
         yield Member(group, own, launch, device=device)
         group.barrier()
     except SwaptrainError as error:
@@ -125,6 +121,13 @@ def joined(
         raise
     finally:
         group.close()
+
+
+def _own_config(config: Config, launch: Launch, from_step: int | None) -> Config:
+    """Return the config that this rank works with; raises ConfigError for what it cannot do."""
+    check_together(config, launch, from_step=from_step)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return config_of_rank(config, launch, gpus=gpus)
 
 
 def _content(origin: Mapping[str, Any] | None) -> str:

@@ -62,11 +62,67 @@ def test_a_rank_with_another_config(
     assert not config.run.dir.exists()
 
 
-def test_a_rank_with_other_data(tmp_path: Path, server: Server) -> None:
-    """Under the same config: a file that has other bytes on another machine."""
-    ended = together(server, rank_config(tmp_path / "run", {}), 2, other_data=1)
+_OTHER = "rank 1: {} has other values in ids of item 13 than in rank 0"
+_LENGTH = "another length or layout of its items than in rank 0"
+
+
+@pytest.mark.proof
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("section", "lacks", "words"),
+    [
+        ("data", 0, _OTHER.format("data")),
+        ("data", 2, _LENGTH),
+        ("eval", 0, _OTHER.format("eval")),
+        ("eval", 2, _LENGTH),
+    ],
+)
+def test_a_rank_with_other_data(
+    section: str, lacks: int, words: str, tmp_path: Path, server: Server
+) -> None:
+    """Under the same config: nothing is left of the start, and with mended data it trains."""
+    mark = tmp_path / "differs"
+    mark.touch()
+    kwargs = {"mark": str(mark), "lacks": lacks}
+    tree: dict[str, Any] = {"train": {"steps": 1}}
+    if section == "eval":
+        tree["eval"] = {"every": 1, "batches": "all"}
+    tree[section] = {
+        **tree.get(section, {}),
+        "python": "tests.support.datasets:of_rank",
+        "kwargs": kwargs,
+    }
+    config = rank_config(tmp_path / "run", tree)
+    ended = together(server, config, 2)
     assert ended.codes == [2, 2], ended.said
     assert "different data" in ended.said[0]
+    assert words in ended.said[0]
+    assert "".join(ended.said).count("swaptrain: error") == 1, ended.said
+    assert not config.run.dir.exists()
+    mark.unlink()
+    ended = together(server, config, 2)
+    assert ended.codes == [0, 0], ended.said
+
+
+@pytest.mark.parametrize("agent", [pytest.param(False, marks=pytest.mark.proof), True])
+def test_what_one_rank_alone_cannot_do_is_said_by_all(
+    agent: bool, tmp_path: Path, server: Server
+) -> None:
+    """Its directory, on a disk of its own machine, holds a run of one process: nobody waits."""
+    config = rank_config(tmp_path / "run", {})
+    path = config.run.dir.with_suffix(".yaml")
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "config.yaml").touch()
+    tree = yaml.safe_load(path.read_text())
+    tree["run"]["dir"] = str(there)
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(tree))
+    ended = together(server, [path, other], 2, agent=agent)
+    assert ended.codes == [2, 2], ended.said
+    assert f"rank 1: {there} holds a run of one process" in ended.said[0]
+    assert "".join(ended.said).count("swaptrain: error") == 1, ended.said
+    assert not config.run.dir.exists()
 
 
 @pytest.mark.proof

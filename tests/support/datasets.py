@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-__all__ = ["Items", "image_labels", "images", "moved", "pairs", "pictures", "tokens", "vectors"]
+__all__ = ["Items", "image_labels", "images", "moved", "of_rank", "pairs", "pictures", "tokens"]
+__all__ += ["vectors"]
 
 
 class Items:
@@ -62,6 +65,20 @@ def tokens() -> Items:
 
 def vectors() -> Items:
     return Items("vectors")
+
+
+class _OtherTokens(Items):
+    """Tokens of which the later items are others."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return super().__getitem__(index + 100 if index >= 10 else index)
+
+
+def of_rank(mark: str, lacks: int = 0) -> Items:
+    """Return tokens; in rank 1 others, or fewer, for as long as there is a file of that name."""
+    if os.environ.get("RANK") != "1" or not Path(mark).exists():
+        return Items("tokens")
+    return Items("tokens", 40 - lacks) if lacks else _OtherTokens("tokens")
 
 
 class Moved(Items):

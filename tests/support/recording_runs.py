@@ -13,7 +13,7 @@ from typing import Any
 
 import swaptrain.verbs.train as training
 from swaptrain.config.schema import Config
-from swaptrain.data import open_data
+from swaptrain.data import Opening
 from swaptrain.durable.tree_commits import Trees
 from swaptrain.observe.metrics import MetricsFile
 from swaptrain.planning import prepare
@@ -204,12 +204,12 @@ def _mark(recorder: Recorder) -> None:
 
     for target, name, what in (
         (MetricsFile, "append", lambda _, row: ("line", row.step)),
+        (Opening, "keep", lambda _: ("data",)),
         (Trees, "switch", lambda _, step: ("tree", step)),
         (Slots, "switch_tree", lambda _: ("created",)),
         (Snapshots, "make", lambda _, step: ("snapshot", step)),
     ):
         setattr(target, name, marked(getattr(target, name), what))
-    _everywhere(open_data, marked(open_data, lambda *_, **__: ("data",)))
     # The root of a tree is one of a store only once the tree is switched to.
     created = marked(create_root, lambda *_, tree=None: ("-",) if tree else ("created",))
     _everywhere(create_root, created)
