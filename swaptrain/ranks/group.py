@@ -88,6 +88,16 @@ class Group:
             time.sleep(_MOMENT_S / 20)
         return False
 
+    def keep(self, mark: str) -> None:
+        """Leave a mark for the attempts that torchrun makes after this one."""
+        with self._waiting("leaving a mark"):
+            self._kept.set(f"kept/{mark}", "")
+
+    def is_kept(self, mark: str) -> bool:
+        """Whether an attempt of the same torchrun has left a mark, as far as its store is kept."""
+        with self._waiting("looking for a mark"):
+            return bool(self._kept.check([f"kept/{mark}"]))
+
     def gather(self, said: Any) -> list[Any]:
         """Return what each rank says, a value of JSON, in the order of the ranks."""
         own = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)

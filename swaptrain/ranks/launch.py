@@ -22,6 +22,8 @@ class Launch:
     """Among those of this machine."""
     local_count: int = 1
     """How many processes this machine has."""
+    restarts: int = 0
+    """How often torchrun has started them again; another machine's may have another number."""
 
 
 def launched() -> Launch | None:
@@ -36,6 +38,7 @@ def launched() -> Launch | None:
         rank, count = _number(said, "RANK"), _number(said, "WORLD_SIZE")
         local_rank = _number(said, "LOCAL_RANK")
         local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     except ValueError as error:
         raise ConfigError(
             f"the environment does not say which of several processes this is ({error}): start "
@@ -43,7 +46,7 @@ def launched() -> Launch | None:
         ) from None
     if not 0 <= rank < count <= _MOST or local_count < 1:
         raise ConfigError(f"RANK is {rank} and WORLD_SIZE {count}: at most {_MOST} ranks work")
-    return Launch(Ranks(rank, count), local_rank, local_count)
+    return Launch(Ranks(rank, count), local_rank, local_count, restarts)
 
 
 def _number(said: dict[str, str | None], name: str) -> int:

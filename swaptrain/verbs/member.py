@@ -24,12 +24,19 @@ from swaptrain.store.format.root import RootRecord
 
 __all__ = ["Member", "joined"]
 
+_BEGUN_ANEW = "begun anew"
+"""The mark of ranks that have done what --fresh says."""
+
 
 class Member:
     """This rank: its own config, and what it finds with the others before anything is written."""
 
-    def __init__(self, group: Group, config: Config, launch: Launch, *, device: str) -> None:
+    def __init__(
+        self, group: Group, config: Config, launch: Launch, *, device: str, fresh: bool
+    ) -> None:
         self.group, self.config = group, config
+        self.fresh = fresh
+        """Whether all ranks begin anew: what --fresh says, but for a restart behind it."""
         self.beside = Beside(
             ranks=launch.ranks,
             local_count=launch.local_count,
@@ -53,6 +60,13 @@ class Member:
                 )
                 raise echoed(ConfigError(text))
         return recover(self.group, run_dir, root)
+
+    def opened(self) -> None:
+        """Say that this rank's run is there: with --fresh no restart of torchrun's deletes it."""
+        if self.fresh:
+            self.group.barrier()
+            if not self.group.ranks.rank:
+                self.group.keep(_BEGUN_ANEW)
 
     def all(self, said: bool) -> bool:
         """Whether all ranks say so."""
@@ -106,7 +120,8 @@ def joined(
         own = in_all(group, lambda: _own_config(config, launch, from_step))
         device = own.device
         own = own.model_copy(update={"device": config.device})
-        yield Member(group, own, launch, device=device)
+        fresh = fresh and not _has_begun_anew(group, launch)
+        yield Member(group, own, launch, device=device, fresh=fresh)
         group.barrier()
     except SwaptrainError as error:
         group.say_last(str(error))
@@ -128,6 +143,18 @@ def _own_config(config: Config, launch: Launch, from_step: int | None) -> Config
     check_together(config, launch, from_step=from_step)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return config_of_rank(config, launch, gpus=gpus)
+
+
+def _has_begun_anew(group: Group, launch: Launch) -> bool:
+    """Whether the same torchrun has started these ranks before, and they have begun the run anew.
+
+    Machines count restarts apart, and a store may be younger than the first start. Where nobody
+    knows, a restart deletes nothing.
+    """
+    restarts: list[int] = group.gather(launch.restarts)
+    if group.attempt.number > 1:
+        return group.is_kept(_BEGUN_ANEW)
+    return any(restarts)
 
 
 def _content(origin: Mapping[str, Any] | None) -> str:

@@ -125,6 +125,8 @@ def _train(
             samples = _samples(start, progress.note)
         with directory.withdrawn_on(ConfigError):
             training = open_run(start, resources, progress, stop, observe)
+        if member is not None:
+            member.opened()
         training.sample = samples
         if listener is not None:
             listener.follow(training, stop)

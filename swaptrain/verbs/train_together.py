@@ -50,9 +50,14 @@ def train_together(config: Config, launch: Launch, options: TogetherOptions) -> 
             from_step=options.from_step,
         ) as member:
             progress.note(f"{count} ranks train together")
+            if options.fresh and not member.fresh:
+                progress.note(
+                    "--fresh: torchrun has started the ranks again, so the run goes on and is not "
+                    "deleted once more"
+                )
             train(
                 config,
-                fresh=options.fresh,
+                fresh=member.fresh,
                 accept_change=options.accept_change,
                 progress=progress,
                 member=member,

@@ -49,8 +49,9 @@ def _start(made: ExitStack, config: Config, machines: int, arguments: list[str])
     [
         (1, (0, 1), []),
         (1, (1, 0), []),
+        (1, (0, 1), ["--fresh"]),
         (2, (0, 1), []),
-        (2, (1, 0), []),
+        (2, (1, 0), ["--fresh"]),
     ],
 )
 def test_ranks_that_are_started_again_go_on(
@@ -79,4 +80,5 @@ def test_ranks_that_are_started_again_go_on(
     assert said.count("swaptrain: error") + said.count("swaptrain: stopped") == 2, said
     assert "since rank" not in said
     assert len(re.findall(r"going on with step \d+ of 40", said)) == 2, said
+    assert said.count("the run goes on and is not deleted once more") == 2 * len(arguments)
     assert state(config) == state(whole)
