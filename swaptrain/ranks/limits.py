@@ -116,9 +116,15 @@ def check_together(config: Config, launch: Launch, *, from_step: int | None) -> 
 def config_of_rank(config: Config, launch: Launch, *, gpus: int) -> Config:
     """Return the config that one rank works with: its directory, its GPU, what is committed.
 
-    `gpus` are those that this machine has.
+    `gpus` are those that this machine has. Raises ConfigError where they are too few, or one would
+    be that of several ranks.
     """
     device = config.device
+    if device.startswith("cuda:") and launch.local_count > 1:
+        raise ConfigError(
+            f"device is {device}, which the {how_many(launch.local_count, 'rank')} of this machine "
+            "would share: set it to cuda, and each of them has a GPU of its own"
+        )
     if device in ("auto", "cuda") and gpus:
         if launch.local_rank >= gpus:
             raise ConfigError(

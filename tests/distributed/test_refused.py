@@ -9,6 +9,10 @@ import pytest
 import yaml
 
 from swaptrain.cli import main
+from swaptrain.errors import ConfigError
+from swaptrain.program.ranks import Ranks
+from swaptrain.ranks.launch import Launch
+from swaptrain.ranks.limits import config_of_rank
 from tests.support.ranks import together
 from tests.support.runs import config_of, trained
 from tests.support.serving import Server
@@ -123,6 +127,20 @@ def test_what_one_rank_alone_cannot_do_is_said_by_all(
     assert f"rank 1: {there} holds a run of one process" in ended.said[0]
     assert "".join(ended.said).count("swaptrain: error") == 1, ended.said
     assert not config.run.dir.exists()
+
+
+def test_ranks_do_not_share_a_gpu(tmp_path: Path) -> None:
+    """One that the config names is that of one rank of a machine; `cuda` gives each its own."""
+    config = rank_config(tmp_path / "run", {})
+    one = config.model_copy(update={"device": "cuda:1"})
+    with pytest.raises(ConfigError, match=r"device is cuda:1, which the 2 ranks of this machine"):
+        config_of_rank(one, Launch(Ranks(1, 4), 1, 2), gpus=2)
+    assert config_of_rank(one, Launch(Ranks(1, 2)), gpus=2).device == "cuda:1"
+    each = config.model_copy(update={"device": "cuda"})
+    found = [config_of_rank(each, Launch(Ranks(r, 2), r, 2), gpus=2).device for r in range(2)]
+    assert found == ["cuda:0", "cuda:1"]
+    with pytest.raises(ConfigError, match="local rank 2 has none"):
+        config_of_rank(each, Launch(Ranks(2, 3), 2, 3), gpus=2)
 
 
 @pytest.mark.proof
