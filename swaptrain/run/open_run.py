@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from swaptrain.config.optimizer import OptimizerConfig
 from swaptrain.config.schema import Config
@@ -15,8 +15,11 @@ from swaptrain.machine.speeds import Machine
 from swaptrain.memory.malloc import release
 from swaptrain.observe.progress import Progress
 from swaptrain.planning.budgets.disk_budget import (
+    DiskNeed,
+    DiskUse,
     check_disk,
     disk_needs,
+    disk_uses,
     estimated_data_bytes,
     scratch_bytes,
 )
@@ -27,6 +30,7 @@ from swaptrain.planning.roofline import disk_machine, step_floor
 from swaptrain.planning.tier_overhead import with_load_cost
 from swaptrain.planning.update_rules import update_rules
 from swaptrain.program.instructions import Instruction
+from swaptrain.ranks.agreement import in_all
 from swaptrain.ranks.commit import JointCommit
 from swaptrain.ranks.exchange import Exchange
 from swaptrain.ranks.group import Group
@@ -97,8 +101,7 @@ def open_run(
     if not start.evaluates:
         estimate = estimated_data_bytes(config) if root is None else 0
         needs = disk_needs(config, plan, backing, data_bytes=estimate)
-        check_disk(needs, run_dir, note)
-        scratch = scratch_bytes(needs, run_dir)
+        scratch = _scratch_bytes(start, needs, note)
     if start.back_to is not None:
         assert root is not None, "a snapshot is one of a run that exists"
         note(f"verifying the snapshot of step {start.back_to.step}")
@@ -156,6 +159,22 @@ def open_run(
         group=start.group,
     )
     return assemble(config, prepared, parts, resources, progress, stop, observe)
+
+
+def _scratch_bytes(start: Start, needs: list[DiskNeed], note: Callable[[str], None]) -> int:
+    """Return the bytes that scratch may take of the disk of this rank.
+
+    Raises ConfigError, in all ranks, where a disk lacks room for all that use it.
+    """
+    rank, group = start.prepared.plan.builder.ranks.rank, start.group
+    uses = disk_uses(needs, start.config.run.dir, rank=rank)
+    if group is None:
+        check_disk(uses, note)
+    else:
+        said = group.gather([asdict(use) for use in uses])
+        uses = [DiskUse(**use) for of_rank in said for use in of_rank]
+        in_all(group, lambda: check_disk(uses, note))
+    return scratch_bytes(uses, rank=rank)
 
 
 def _with_steps(start: Start, items: int, note: Callable[[str], None]) -> tuple[Start, Config]:

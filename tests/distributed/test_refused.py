@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from swaptrain.errors import ConfigError
 from swaptrain.program.ranks import Ranks
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.limits import config_of_rank
+from swaptrain.units import MIB
 from tests.support.ranks import together
 from tests.support.runs import config_of, trained
 from tests.support.serving import Server
@@ -141,6 +143,20 @@ def test_ranks_do_not_share_a_gpu(tmp_path: Path) -> None:
     assert found == ["cuda:0", "cuda:1"]
     with pytest.raises(ConfigError, match="local rank 2 has none"):
         config_of_rank(each, Launch(Ranks(2, 3), 2, 3), gpus=2)
+
+
+@pytest.mark.proof
+def test_ranks_need_room_on_their_disk_together(tmp_path: Path, server: Server) -> None:
+    """Where each alone would fit: refused with the sum, before anything is written."""
+    config = rank_config(tmp_path / "run", {})
+    ended = together(server, config, 2, free_bytes=0)
+    needed = re.search(r"needs ([\d.]+) MiB of disk there for ranks 0, 1", ended.said[0])
+    assert needed is not None, ended.said
+    ended = together(server, config, 2, free_bytes=int(0.75 * float(needed[1]) * MIB))
+    assert ended.codes == [2, 2], ended.said
+    assert "of disk there for ranks 0, 1" in ended.said[0]
+    assert "".join(ended.said).count("swaptrain: error") == 1, ended.said
+    assert not config.run.dir.exists()
 
 
 @pytest.mark.proof

@@ -59,8 +59,8 @@ def together(
     `kill` maps a rank to the number of the call to the disk in which it dies, `counts` asks for
     these numbers; `signals` maps a rank to [signal, file, lines]: it gets it when the file has so
     many lines; `hang` is a rank and after how many exchanges it does nothing any more, and
-    `end_hung` that rank, killed when another one has ended; with `agent` the ranks' store
-    is in a process of its own, as under torchrun; with `little`
+    `end_hung` that rank, killed when another one has ended; `free_bytes` is what every disk has
+    free; with `agent` the ranks' store is in a process of its own, as under torchrun; with `little`
     slabs have so many times what the largest instruction needs, and
     with `late` the device has memory of its own, whose copies come late.
     """
@@ -243,6 +243,10 @@ def _prepare(plan: dict[str, Any], rank: int) -> Any:
             run(training)
 
         Training.run = with_little  # type: ignore[method-assign]
+    if "free_bytes" in plan:
+        from swaptrain.planning.budgets import disk_budget
+
+        disk_budget.free_bytes = lambda _: plan["free_bytes"]
     kill = plan.get("kill", {}).get(str(rank))
     if not plan.get("kill") and not plan.get("counts"):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from swaptrain.data.corpus import find_files
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.errors import ConfigError
 from swaptrain.planning.planner import Plan
+from swaptrain.store.access.lock import boot_id
 from swaptrain.store.disk.durable_files import existing_parent
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import free_bytes
@@ -23,8 +24,15 @@ from swaptrain.store.slots.slot_disks import SlotSpread
 from swaptrain.store.slots.snapshot_links import snapshot_paths
 from swaptrain.units import format_size
 
-__all__ = ["DiskNeed", "check_disk", "disk_needs", "estimated_data_bytes", "occupied_bytes"]
-__all__ += ["keeping", "other_bytes", "scratch_bytes", "slot_counts", "snapshot_count"]
+__all__ = ["DiskNeed", "DiskUse", "check_disk", "disk_needs", "disk_uses", "estimated_data_bytes"]
+__all__ += [
+    "keeping",
+    "occupied_bytes",
+    "other_bytes",
+    "scratch_bytes",
+    "slot_counts",
+    "snapshot_count",
+]
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,33 @@ class DiskNeed:
     @property
     def total_bytes(self) -> int:
         return self.slots_bytes + self.spill_bytes + self.data_bytes
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """What one process of a run takes of one disk; of several ranks each tells all others."""
+
+    rank: int
+    kernel: str
+    """Which machine it runs on, as `boot_id` says."""
+    device: int
+    """The disk, by the number that its machine gives it."""
+    paths: list[str]
+    has_run_dir: bool
+    needed_bytes: int
+    snapshots_bytes: int
+    reserved_bytes: int
+    """Of the run, there already."""
+    is_resumed: bool
+    """Whether the run has anything on any disk."""
+    is_there: bool
+    """Whether all that the process needs is there already, on whatever disks."""
+    free_bytes: int | None
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What it takes of the free bytes."""
+        return 0 if self.is_there else max(0, self.needed_bytes - self.reserved_bytes)
 
 
 def keeping(keep: KeepConfig) -> Keeping:
@@ -78,55 +113,92 @@ def disk_needs(
     return [DiskNeed(path, slots[path], kept[path], *other.get(path, (0, 0))) for path in slots]
 
 
-def check_disk(needs: list[DiskNeed], run_dir: Path, note: Callable[[str], None]) -> None:
-    """Raise ConfigError where a disk has less free than the run needs of it.
-
-    What the run holds there already counts as free: it is used, or deleted when it is started over.
-    Where a file system does not say what is free, `note` hears of it.
-    """
+def disk_uses(needs: list[DiskNeed], run_dir: Path, *, rank: int = 0) -> list[DiskUse]:
+    """Return what one process takes of each disk; `needs` are those of its run directory."""
     by_disk: dict[int, list[DiskNeed]] = {}
     for need in needs:
         by_disk.setdefault(existing_parent(need.path).stat().st_dev, []).append(need)
     reserved = _reserved_bytes(run_dir)
-    if sum(need.total_bytes for need in needs) <= sum(reserved.values()):
-        return  # all of it is there, wherever the slots were put
-    for device, group in by_disk.items():
-        needed_bytes = sum(need.total_bytes for need in group)
-        free, names = free_bytes(group[0].path), ", ".join(str(need.path) for need in group)
+    # What is there may lie on other disks than a new run would put it on.
+    is_there = sum(need.total_bytes for need in needs) <= sum(reserved.values())
+    return [
+        DiskUse(
+            rank=rank,
+            kernel=boot_id(),
+            device=device,
+            paths=[str(need.path) for need in group],
+            has_run_dir=group[0].path == run_dir,
+            needed_bytes=sum(need.total_bytes for need in group),
+            snapshots_bytes=sum(need.snapshots_bytes for need in group),
+            reserved_bytes=reserved.get(device, 0),
+            is_resumed=bool(reserved),
+            is_there=is_there,
+            free_bytes=free_bytes(group[0].path),
+        )
+        for device, group in by_disk.items()
+    ]
+
+
+def check_disk(uses: Sequence[DiskUse], note: Callable[[str], None]) -> None:
+    """Raise ConfigError where a disk has less free than all that use it need of it.
+
+    What the run holds there already counts as free: it is used, or deleted when it is started over.
+    Where a file system does not say what is free, `note` hears of it.
+    """
+    for group in _by_disk(uses).values():
+        ranks = sorted({use.rank for use in group})
+        names = ", ".join(path for use in group for path in use.paths)
+        needed_bytes = sum(use.needed_bytes for use in group)
+        needs = f"the run needs {format_size(needed_bytes)} of disk there"
+        if len(ranks) > 1:
+            needs += f" for ranks {', '.join(map(str, ranks))}"
+        free = _free_bytes(group)
         if free is None:
-            note(
-                f"{names}: the run needs {format_size(needed_bytes)} of disk there, and the file "
-                "system does not say how much is free"
-            )
+            if not all(use.is_there for use in group):
+                note(f"{names}: {needs}, and the file system does not say how much is free")
             continue
-        if needed_bytes > free + reserved.get(device, 0):
-            key = "run.dir" if group[0].path == run_dir else "store.paths"
-            snapshots_bytes = sum(need.snapshots_bytes for need in group)
-            text = f"{names}: the run needs {format_size(needed_bytes)} of disk there, "
-            ways = "make room"
+        if sum(use.lacking_bytes for use in group) > free:
+            key = "run.dir" if group[0].has_run_dir else "store.paths"
+            snapshots_bytes = sum(use.snapshots_bytes for use in group)
+            is_resumed = any(use.is_resumed for use in group)
+            text, ways = f"{names}: {needs}, ", "make room"
             if snapshots_bytes:
                 text += f"{format_size(snapshots_bytes)} of it for snapshots, "
                 ways += ", lower store.keep.last or store.keep.best"
-            if reserved:
-                text += f"{format_size(reserved.get(device, 0))} of it are the run's already, "
+            if is_resumed:
+                reserved_bytes = sum(use.reserved_bytes for use in group)
+                text += f"{format_size(reserved_bytes)} of it are the run's already, "
             text += f"{format_size(free)} are free: {ways}"
-            raise ConfigError(f"{text}, or set {key} to another disk" if not reserved else text)
+            raise ConfigError(text if is_resumed else f"{text}, or set {key} to another disk")
 
 
-def scratch_bytes(needs: list[DiskNeed], run_dir: Path) -> int:
-    """Return what scratch may take: half of what the run leaves free on the disk of `run_dir`.
+def scratch_bytes(uses: Sequence[DiskUse], *, rank: int = 0) -> int:
+    """Return what scratch of a rank may take: its part of half of what the run leaves free.
 
-    None of it where the file system does not say what is free.
+    That is on the disk of its directory. None of it where the file system does not say what is
+    free.
     """
-    free = free_bytes(run_dir)
-    if free is None:
-        return 0
-    device = existing_parent(run_dir).stat().st_dev
-    needed_bytes = sum(
-        need.total_bytes for need in needs if existing_parent(need.path).stat().st_dev == device
-    )
-    room_bytes = free + _reserved_bytes(run_dir).get(device, 0) - needed_bytes
-    return max(0, room_bytes // 2)
+    for group in _by_disk(uses).values():
+        if any(use.rank == rank and use.has_run_dir for use in group):
+            free = _free_bytes(group)
+            if free is None:
+                return 0
+            room_bytes = free - sum(use.needed_bytes - use.reserved_bytes for use in group)
+            return max(0, room_bytes // 2) // len({use.rank for use in group})
+    return 0
+
+
+def _by_disk(uses: Sequence[DiskUse]) -> dict[tuple[str, int], list[DiskUse]]:
+    found: dict[tuple[str, int], list[DiskUse]] = {}
+    for use in uses:
+        found.setdefault((use.kernel, use.device), []).append(use)
+    return found
+
+
+def _free_bytes(group: Sequence[DiskUse]) -> int | None:
+    """Return what the processes that use a disk have seen free there, at the least."""
+    said = [use.free_bytes for use in group if use.free_bytes is not None]
+    return min(said, default=None)
 
 
 def _reserved_bytes(run_dir: Path) -> dict[int, int]:

@@ -19,8 +19,8 @@ from swaptrain.errors import RunError
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, run_error
 from swaptrain.store.paths import RunPaths
 
-__all__ = ["LockOwner", "RunLock", "is_held_by_this_thread", "is_lock_file", "is_named"]
-__all__ += ["lock_owner", "open_lock_file", "owner_text", "read_owner", "try_lock"]
+__all__ = ["LockOwner", "RunLock", "boot_id", "is_held_by_this_thread", "is_lock_file"]
+__all__ += ["is_named", "lock_owner", "open_lock_file", "owner_text", "read_owner", "try_lock"]
 
 _TEXT_BYTES = 256
 """The text is padded to this, so that writing it needs no room on a disk that is full."""
@@ -50,7 +50,7 @@ class LockOwner:
     @property
     def is_other_kernel(self) -> bool:
         """Whether it ran under another kernel than this one: another machine, or another boot."""
-        return self.boot is not None and self.boot != _boot_id()
+        return self.boot is not None and self.boot != boot_id()
 
 
 class RunLock:
@@ -237,7 +237,7 @@ def is_lock_file(path: Path) -> bool:
 
 def owner_text() -> str:
     """Return what a lock file says while this process holds it."""
-    return f"pid {os.getpid()}\nhost {socket.gethostname()}\nboot {_boot_id()}\n"
+    return f"pid {os.getpid()}\nhost {socket.gethostname()}\nboot {boot_id()}\n"
 
 
 def try_lock(descriptor: int) -> bool:
@@ -330,7 +330,8 @@ def _write_text(descriptor: int, text: str) -> None:
         os.ftruncate(descriptor, _TEXT_BYTES)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return what tells this boot of this machine's kernel from all others."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -16,6 +16,7 @@ from swaptrain.machine.speeds import Machine, known_machine
 from swaptrain.planning.budgets.disk_budget import (
     DiskNeed,
     disk_needs,
+    disk_uses,
     estimated_data_bytes,
     scratch_bytes,
 )
@@ -186,7 +187,7 @@ def _priced(
     run_dir = config.run.dir
     found = known_machine((config.store.paths or (run_dir,))[0], prepared.device.device)
     data_bytes = estimated_data_bytes(config)
-    scratch = scratch_bytes(needs_of(made, config, data_bytes), run_dir)
+    scratch = scratch_bytes(disk_uses(needs_of(made, config, data_bytes), run_dir))
     timed = found if len(config.store.paths or ()) <= 1 else None  # as a run does it
     chosen = forecast(made, config, prepared.device, timed, disk_bytes=scratch)
     needs = needs_of(chosen.plan, config, data_bytes)
