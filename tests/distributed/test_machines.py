@@ -36,12 +36,17 @@ def test_a_rank_has_the_gpu_of_its_number_on_the_machine(
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "expected"),
-    [("auto", 0, "auto"), ("cuda", 0, "cuda"), ("cpu", 2, "cpu"), ("cuda:1", 2, "cuda:1")],
+    ("device", "gpus", "expected", "processes"),
+    [
+        *(("auto", 0, "auto", 2), ("cuda", 0, "cuda", 2), ("cpu", 2, "cpu", 2)),
+        ("cuda:1", 2, "cuda:1", 1),  # alone on its machine
+    ],
 )
-def test_a_device_that_is_said_stays(device: str, gpus: int, expected: str, tmp_path: Path) -> None:
+def test_a_device_that_is_said_stays(
+    device: str, gpus: int, expected: str, processes: int, tmp_path: Path
+) -> None:
     """And without a GPU what is asked for is left to who opens it."""
-    launch = Launch(Ranks(0, 2), 0, 2)
+    launch = Launch(Ranks(0, 2), 0, processes)
     assert config_of_rank(job(tmp_path, device), launch, gpus=gpus).device == expected
 
 
