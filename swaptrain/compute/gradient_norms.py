@@ -85,6 +85,14 @@ class GradientNorms:
         finite = math.isfinite(largest)
         if self._scale is not None and (finite or self._scale > _LEAST_SCALE):
             norm = norm / self._scale if finite else math.inf
+        elif not finite and self._scale is not None:
+            raise NotFiniteError(
+                f"step {self._step}: the gradient of {name} (segment {self._segment}) is not "
+                f"finite with a loss scale of {self._scale:g} either: float16 cannot hold it. Look "
+                "at the data of this step; else go back to a snapshot (--from-step, where "
+                "store.keep made one), or start over with --fresh in bfloat16 or float32",
+                step=self._step,
+            )
         elif not finite:  # the sum of finite squares may be infinite
             raise NotFiniteError(
                 f"step {self._step}: the gradient of {name} (segment {self._segment}) is not "

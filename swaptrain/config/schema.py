@@ -133,8 +133,8 @@ class Config(Section):
             )
         if self.lora is not None and self.model.master == "none":
             raise ValueError(
-                "model.master: none rounds the weights that are trained by chance, and adapters "
-                "are too small for that to save anything: leave it out"
+                "model.master: none would round adapters by chance, and they are written with "
+                "float32 masters: leave it out"
             )
         splits, own = self.data.held_out is not None, self.eval is None or self.eval.own_source
         if self.eval is not None and not own and not splits:

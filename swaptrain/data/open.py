@@ -85,7 +85,8 @@ class Opening:
 
     def keep(self) -> None:
         """Record what was opened: a later start compares its data with it."""
-        self._run_record.keep(replace(self.record, items=self._items))
+        kept = self.record if self._counts_items else replace(self.record, sketches={})
+        self._run_record.keep(replace(kept, items=self._items))
 
 
 def find_data(
@@ -158,10 +159,14 @@ def find_eval(
     run_dir: Path,
     model_vocabulary: int | None,
     note: Note = _silent,
+    sketched: bool = False,
 ) -> Opening:
-    """Look at the held-out data, and write nothing yet; as `open_eval` says."""
+    """Look at the held-out data, and write nothing yet; as `open_eval` says.
+
+    With `sketched` a few items of a dataset are read too, for ranks to compare.
+    """
     run_record = RunRecord(RunPaths(run_dir).eval_data, refuse=False)
-    found = _find(config, data, "eval", run_record, model_vocabulary, note)
+    found = _find(config, data, "eval", run_record, model_vocabulary, note, sketched=sketched)
 
     def batches(source: Source) -> Batches:
         there = -(-len(source.dataset) // data.micro_batch)
@@ -276,6 +281,8 @@ def _find(
     run_record: RunRecord,
     model_vocabulary: int | None,
     note: Note,
+    *,
+    sketched: bool = True,
 ) -> FoundData:
     """Look at whichever of the four kinds `source` names."""
     rows = conversations_of(source, config, section, model_vocabulary, note)
@@ -286,7 +293,7 @@ def _find(
     if source.tokens is not None:
         return find_tokens(source, config, section, run_record, model_vocabulary, note)
     if source.python is not None:
-        opened = open_python(source.python, source, section, config.collate, sketched=True)
+        opened = open_python(source.python, source, section, config.collate, sketched=sketched)
         run_record.check(opened.record)
         return FoundData(opened.record, lambda: opened)
     raise ConfigError(f"{section}: it names no data: set one of text, chat, tokens and python")

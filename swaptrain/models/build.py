@@ -48,8 +48,8 @@ from swaptrain.store.format.root import AdapterRecord
 
 __all__ = ["BuiltModel", "additions", "build", "model_factory"]
 
-_ORIGINAL = ".original_module."
-"""Part of the name of what PEFT leaves beside a module that it trains in full."""
+_LEARNED = (".original_module.", ".base_layer.")
+"""Parts of names of what PEFT leaves beside a module that it trains in full, and below adapters."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def build(
     record = None
     if adapter is not None and buffers is None:
         record = _adapter_record(module, adapter, config, factory.description)
-        if config.lora is not None and config.lora.source is None:
+        if config.lora is not None and config.lora.source is None and is_whole:
             check_saved(module, config.lora.modules_to_save or ())
         for remark in _stuck(module, initial, construction.base_names):
             note(remark)
@@ -191,7 +191,7 @@ def _stuck(module: nn.Module, initial: InitialWeights, bases: Mapping[str, str])
         for name, parameter in module.named_parameters()
         if bases.get(name) in initial.missing
         and not parameter.requires_grad
-        and _ORIGINAL not in name
+        and not any(part in name for part in _LEARNED)
     ]
     for path in filter(None, dict.fromkeys(drawn)):
         parts = path.split(".")
@@ -208,19 +208,20 @@ def _adapter_record(
     module: nn.Module, adapter: Mapping[str, Any], config: Config, description: str
 ) -> AdapterRecord:
     assert config.lora is not None
-    base = config.model.hf
+    base = _directory(config)
     return AdapterRecord(
         fields=dict(adapter),
-        config=adapter_config(
-            module,
-            base if isinstance(base, str) else None,
-            task_type(config.lora, description),
-        ),
-        names=saved_names(module),
+        config=adapter_config(module, base, task_type(config.lora, description)),
+        names=saved_names(module, base),
         plain=plain_names(module),
         untied=untied_names(module),
         merges=tuple(merge_records(module)),
     )
+
+
+def _directory(config: Config) -> str | None:
+    """Return where the base lies; None where it is said in the config itself, or by a function."""
+    return config.model.hf if isinstance(config.model.hf, str) else None
 
 
 def _master(parameter: nn.Parameter, model: ModelConfig) -> str:
@@ -288,7 +289,8 @@ def _initial_weights(
         found.load()
     files = None
     if source is not None:
-        files = AdapterFiles(source, construction.module, saved_names(construction.module))
+        names = saved_names(construction.module, _directory(config))
+        files = AdapterFiles(source, construction.module, names)
         if draw:
             files.load_buffers(construction.module)
     return InitialWeights(construction, found, files)

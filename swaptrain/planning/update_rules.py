@@ -34,7 +34,7 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names[first[id(parameter)]].append(name)
         trained = {name for name, p in module.named_parameters() if p.requires_grad}
-        _check_groups(optimizer, [name for own in trained for name in names[own]])
+        _check_groups(optimizer, [names[own] for own in sorted(trained)])
     scratch: dict[torch.device, torch.Tensor] = {}
     own = UpdateRule(
         name=optimizer.name,
@@ -52,7 +52,7 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
         except ConfigError as error:
             said = f"optimizer.groups.{number}"
             lines = str(error).split("\n")
-            named = (re.sub(r"\boptimizer(?=[.:])", said, line, count=1) for line in lines)
+            named = (re.sub(r"^optimizer(?=[.:])", said, line) for line in lines)
             raise ConfigError("\n".join(named)) from error
 
     @cache
@@ -65,8 +65,9 @@ def update_rules(optimizer: OptimizerConfig, seed: int, module: nn.Module | None
     return rule
 
 
-def _check_groups(optimizer: OptimizerConfig, names: Sequence[str]) -> None:
-    left = list(names)
+def _check_groups(optimizer: OptimizerConfig, parameters: Sequence[Sequence[str]]) -> None:
+    """Refuse patterns that match none of the parameters, which have one name or several."""
+    left, names = list(parameters), [name for own in parameters for name in own]
     for number, group in enumerate(optimizer.groups or ()):
         for pattern in group.match:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -74,12 +75,13 @@ def _check_groups(optimizer: OptimizerConfig, names: Sequence[str]) -> None:
                     f"optimizer.groups.{number}.match: {pattern!r} matches no parameter that is "
                     f"trained; {nearest(pattern, names)}"
                 )
-        if not any(_matches(group, [name]) for name in left):
+        if not any(_matches(group, own) for own in left):
             raise ConfigError(
                 f"optimizer.groups.{number}.match: all that it matches belongs to groups before "
-                "it, and the first that matches a parameter counts: put it before them"
+                "it, and the first that matches a parameter counts: put it before them, or leave "
+                "it out"
             )
-        left = [name for name in left if not _matches(group, [name])]
+        left = [own for own in left if not _matches(group, own)]
 
 
 def _matches(group: OptimizerGroup, names: Sequence[str]) -> bool:

@@ -48,6 +48,8 @@ class Group:
         with self._waiting("connecting"):
             found = next(iter(rendezvous("env://", timeout=timeout)))
             self._kept: Any = prefixed("swaptrain", found[0])
+            self.starts = int(self._kept.add(f"starts/{rank}", 1))
+            """Of this rank under the same torchrun, as far as its store goes back."""
             self.attempt: Attempt = meet(self._kept, self.ranks, timeout_s)
             store = prefixed(self.attempt.name, self._kept)
             self._words = LastWords(store, rank)

@@ -50,11 +50,16 @@ class LastWords:
 
         def asking() -> None:
             answer = None
-            with suppress(RuntimeError):
-                answer = ask()
-            answers.put(answer)
+            try:
+                with suppress(RuntimeError):
+                    answer = ask()
+            finally:
+                answers.put(answer)
 
-        threading.Thread(target=asking, name="last words", daemon=True).start()
+        try:
+            threading.Thread(target=asking, name="last words", daemon=True).start()
+        except RuntimeError:  # no room for a thread
+            return None
         try:
             return answers.get(timeout=_ANSWER_S)
         except Empty:

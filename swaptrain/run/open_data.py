@@ -39,7 +39,7 @@ class RunData:
         self._counts: dict[str, int] = {}
 
         def look() -> dict[str, Opening]:
-            return _looked_at(config, prepared, fresh=fresh, note=note)
+            return _looked_at(config, prepared, fresh=fresh, sketched=group is not None, note=note)
 
         self._openings = look() if group is None else in_all(group, look)
         if group is not None:
@@ -80,9 +80,14 @@ class RunData:
 
 
 def _looked_at(
-    config: Config, prepared: Prepared, *, fresh: bool, note: Callable[[str], None]
+    config: Config,
+    prepared: Prepared,
+    *,
+    fresh: bool,
+    sketched: bool,
+    note: Callable[[str], None],
 ) -> dict[str, Opening]:
-    """Return the data of each section that has any."""
+    """Return the data of each section that has any; `sketched`: with items for ranks to compare."""
     vocabulary = prepared.factory.vocabulary
     found = {
         "data": find_data(
@@ -101,6 +106,7 @@ def _looked_at(
             run_dir=config.run.dir,
             model_vocabulary=vocabulary,
             note=note,
+            sketched=sketched,
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,11 @@ def export_weights(
     if to.is_dir() and to.suffix == SUFFIX:
         raise ConfigError(f"{option} {to} is a directory: name a file in it")
     is_taken = to.exists() and (not to.is_dir() or any(to.iterdir()))
+    if to.suffix != SUFFIX and (os.path.ismount(to) or not os.access(to.parent, os.W_OK)):
+        raise ConfigError(
+            f"{option} {to}: it is written beside that and renamed, which cannot be done there: "
+            "name a new directory in it, or elsewhere"
+        )
     if is_taken and (form == "adapter" or to.suffix != SUFFIX):
         raise ConfigError(f"{option} {to}: it exists and is not empty: name a new directory")
     store = live_store(run)

@@ -32,9 +32,18 @@ class Member:
     """This rank: its own config, and what it finds with the others before anything is written."""
 
     def __init__(
-        self, group: Group, config: Config, launch: Launch, *, device: str, fresh: bool
+        self,
+        group: Group,
+        config: Config,
+        launch: Launch,
+        *,
+        device: str,
+        fresh: bool,
+        asked: bool,
     ) -> None:
+        """`asked`: --fresh was given, whether this start follows it or is a restart behind it."""
         self.group, self.config = group, config
+        self._asked = asked
         self.fresh = fresh
         """Whether all ranks begin anew: what --fresh says, but for a restart behind it."""
         self.beside = Beside(
@@ -63,7 +72,7 @@ class Member:
 
     def opened(self) -> None:
         """Say that this rank's run is there: with --fresh no restart of torchrun's deletes it."""
-        if self.fresh:
+        if self._asked:
             self.group.barrier()
             if not self.group.ranks.rank:
                 self.group.keep(_BEGUN_ANEW)
@@ -120,8 +129,8 @@ def joined(
         own = in_all(group, lambda: _own_config(config, launch, from_step))
         device = own.device
         own = own.model_copy(update={"device": config.device})
-        fresh = fresh and not _has_begun_anew(group, launch)
-        yield Member(group, own, launch, device=device, fresh=fresh)
+        anew = fresh and not _has_begun_anew(group, launch)
+        yield Member(group, own, launch, device=device, fresh=anew, asked=fresh)
         group.barrier()
     except SwaptrainError as error:
         group.say_last(str(error))
@@ -148,13 +157,12 @@ def _own_config(config: Config, launch: Launch, from_step: int | None) -> Config
 def _has_begun_anew(group: Group, launch: Launch) -> bool:
     """Whether the same torchrun has started these ranks before, and they have begun the run anew.
 
-    Machines count restarts apart, and a store may be younger than the first start. Where nobody
-    knows, a restart deletes nothing.
+    A store may be younger than the first start. Where nobody knows, a restart deletes nothing.
     """
-    restarts: list[int] = group.gather(launch.restarts)
-    if group.attempt.number > 1:
-        return group.is_kept(_BEGUN_ANEW)
-    return any(restarts)
+    rows = group.gather([launch.restarts, group.starts])
+    if any(starts <= restarts for restarts, starts in rows):
+        return True
+    return bool(group.gather(group.is_kept(_BEGUN_ANEW))[0])
 
 
 def _content(origin: Mapping[str, Any] | None) -> str:

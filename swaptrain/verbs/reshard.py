@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from swaptrain.store.disk.durable_files import flush_directory, flush_file_syste
 from swaptrain.store.paths import RunPaths, rank_dir, rank_dirs
 from swaptrain.store.read.step_in_links import delete
 from swaptrain.store.slots.slot_disks import SlotDisks
-from swaptrain.store.slots.staged_slots import StagedSlots, delete_pools
+from swaptrain.store.slots.staged_slots import StagedSlots, delete_pools, is_slot_place
 from swaptrain.units import how_many
 from swaptrain.verbs.plans.ranks import check_ranks_asked
 
@@ -44,7 +44,8 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
         with _locked(run_dir, note) as resources:
             if not paths.is_being_resharded():
                 # What a reshard that was complete did not come to delete.
-                shutil.rmtree(paths.reshard_old, ignore_errors=True)
+                if paths.reshard_old.exists():
+                    shutil.rmtree(paths.reshard_old)
                 before = rank_dirs(run_dir)
                 if not before:
                     _of_one_process(run_dir, count, note)
@@ -55,6 +56,9 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
                 # From the first look to the end nobody trains.
                 for directory in before:
                     resources.enter_context(RunLock(directory, note=note))
+                if paths.joined.exists():  # of a verb that was killed: another one would replace it
+                    RunLock(paths.joined, note=note).close()
+                    delete(paths.joined)
                 _prepare(run_dir, before, count, note)
             _complete(run_dir, note)
     except OSError as error:
@@ -104,8 +108,9 @@ def _prepare(
         flush_file_system(run_dir)
         stage.flush(before)
     except (OSError, RunError):  # no room
-        delete(paths.resharded)
-        stage.clear(before)
+        with suppress(OSError):  # the next division deletes it
+            delete(paths.resharded)
+            stage.clear(before)
         raise
     # From here on the new directories are the run: what is cut short is completed.
     os.rename(paths.resharded, paths.reshard_ready)
@@ -143,10 +148,12 @@ def _complete(run_dir: Path, note: Callable[[str], None]) -> None:
     The old ones go aside first, all of them, before the first new one has its name.
     """
     paths = RunPaths(run_dir)
+    _check_unmoved(run_dir)
     if paths.reshard_ready.exists():
         paths.reshard_old.mkdir(exist_ok=True)
         for directory in rank_dirs(run_dir):
             os.rename(directory, paths.reshard_old / directory.name)
+        flush_directory(paths.reshard_old)
         flush_directory(run_dir)
         # Their folders on other disks have the names that those of the new ones get.
         for directory in rank_dirs(paths.reshard_old):
@@ -158,9 +165,24 @@ def _complete(run_dir: Path, note: Callable[[str], None]) -> None:
     for path in sorted(moving.iterdir()):
         os.rename(path, run_dir / path.name)
     flush_directory(run_dir)
+    # First: as long as the other one is there the command knows that it is not done.
+    if paths.reshard_old.exists():
+        shutil.rmtree(paths.reshard_old)
     moving.rmdir()
     flush_directory(run_dir)
-    shutil.rmtree(paths.reshard_old, ignore_errors=True)
     count = len(rank_dirs(run_dir)) or 1
     how = "with torchrun" if count > 1 else "without torchrun"
     note(f"{run_dir} is divided among {how_many(count, 'rank')}: start it {how}")
+
+
+def _check_unmoved(run_dir: Path) -> None:
+    """Refuse to complete what was laid out in another place: slots lie by the names of that one."""
+    paths = RunPaths(run_dir)
+    there = paths.reshard_ready if paths.reshard_ready.exists() else paths.reshard_moving
+    places = {one: run_dir / one.name for one in rank_dirs(there)} or {there: run_dir}
+    for one, final in places.items():
+        if not is_slot_place(one, final):
+            raise RunError(
+                f"{run_dir} was moved while it was divided anew: move it back to where it was, "
+                "give the same command there, and move it then"
+            )

@@ -18,6 +18,7 @@ from swaptrain.planning.check_capture.check import check_capture
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ram_budget import check_memory
 from swaptrain.program.instructions import Instruction
+from swaptrain.ranks.agreement import in_all
 from swaptrain.ranks.launch import launched
 from swaptrain.ranks.limits import check_alone
 from swaptrain.run.finish import finish, finished_step, finished_text
@@ -104,7 +105,11 @@ def _train(
         check_alone(config.run.dir)
     else:
         config = member.config
-    directory = RunDirectory(config, fresh=fresh, accept_change=accept_change)
+
+    def look() -> RunDirectory:
+        return RunDirectory(config, fresh=fresh, accept_change=accept_change)
+
+    directory = look() if member is None else in_all(member.group, look)
     config = directory.config
     import_reporters(config.train.report_to)
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from swaptrain.errors import RunError
 from swaptrain.program.ranks import Ranks
 from swaptrain.ranks import last_words
 from swaptrain.ranks.last_words import LastWords
+from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.meeting import Attempt, meet
+from swaptrain.verbs import member
 
 _LONG_S = 60.0
 
@@ -47,6 +50,39 @@ def test_the_words_of_dead_ranks_are_not_taken_for_those_of_living_ones() -> Non
         assert not any(one.done() for one in early)
         late = come(pool, store, 2)
         assert len({one.result() for one in [*early, late]}) == 1
+
+
+@dataclass
+class Told:
+    """What a group says of the starts of its ranks."""
+
+    starts: int
+    others: list[list[int]]
+    kept: bool
+
+    def gather(self, said: Any) -> list[Any]:
+        return [said, *self.others] if isinstance(said, list) else [said]
+
+    def is_kept(self, mark: str) -> bool:
+        return self.kept and bool(mark)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "starts", "others", "kept", "begun"),
+    [
+        pytest.param(0, 1, [[0, 1]], False, False, id="the first start"),
+        pytest.param(1, 2, [[0, 1]], False, False, id="the first one ended before it began anew"),
+        pytest.param(1, 2, [[1, 2]], True, True, id="the first one began anew"),
+        pytest.param(1, 1, [[1, 2]], False, True, id="a store that is younger"),
+        pytest.param(0, 1, [[1, 1]], False, True, id="another rank's store is younger"),
+    ],
+)
+def test_a_restart_begins_anew_only_where_none_before_it_did(
+    restarts: int, starts: int, others: list[list[int]], kept: bool, begun: bool
+) -> None:
+    group: Any = Told(starts, others, kept)
+    launch = Launch(Ranks(0, 2), 0, 2, restarts)
+    assert member._has_begun_anew(group, launch) == begun
 
 
 def test_who_did_not_come_is_named() -> None:

@@ -269,6 +269,38 @@ def test_where_there_is_no_room_nothing_is_left(
     on_disks.assert_kept()
 
 
+def test_one_that_was_moved_is_completed_where_it_was(
+    on_disks: Begun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it has on other disks goes by the name of the place, and would be lost."""
+    run = on_disks.again()
+    with monkeypatch.context() as patch:
+        patch.setattr(reshard_module, "_complete", _cut)
+        with pytest.raises(_Cut):
+            reshard_run(run, 3, lambda _: None)
+    moved = run.rename(run.with_name("moved"))
+    assert main(["reshard", str(moved), "--ranks", "3"]) == 1
+    assert "was moved while it was divided anew" in capsys.readouterr().err
+    moved.rename(run)
+    assert main(["reshard", str(run), "--ranks", "3"]) == 0
+    on_disks.assert_kept()
+
+
+def _cut(*_: object) -> None:
+    raise _Cut
+
+
+def test_what_a_killed_verb_left_goes(begun: Begun) -> None:
+    """Links of ranks that are no more would make a run of one process one that links outside."""
+    run = begun.again()
+    left = RunPaths(run).joined
+    left.mkdir()
+    (left / "store").symlink_to(rank_dir(run, 0) / "store")
+    assert main(["reshard", str(run), "--ranks", "1"]) == 0
+    assert not left.exists()
+    begun.assert_kept()
+
+
 def test_slots_of_another_run_are_no_place(
     on_disks: Begun, capsys: pytest.CaptureFixture[str]
 ) -> None:

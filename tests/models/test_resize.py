@@ -115,6 +115,8 @@ def test_adapters_on_a_vocabulary_that_grew(tmp_path: Path) -> None:
     fresh.resize_token_embeddings(71)
     again = PeftModel.from_pretrained(fresh, str(tmp_path / "adapter")).merge_and_unload()
     assert_same_bits(dict(loaded(merged).state_dict()), dict(again.state_dict()))
+    on = {"lora": {"from": str(tmp_path / "adapter")}, "train": {"steps": 1}}
+    trained(config_of(tmp_path / "on", tree(base, data, words, **on)))
 
 
 def test_a_vocabulary_does_not_shrink(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ _MEANS_NOTHING = {
 }
 """Fields of an adapter's config that change nothing of what is trained; PEFT finds out itself how a
 layer's weight is laid out."""
+_OF_PEFT = re.compile(r"\.(lora_\w+|base_layer|original_module|modules_to_save)\.")
 _PREFIX = "base_model.model."
 """What PEFT puts before the names in an adapter's file."""
 
@@ -104,29 +105,28 @@ def _check_nested(module: nn.Module) -> None:
 
 
 def check_saved(module: nn.Module, names: Sequence[str]) -> None:
-    """Refuse modules to train in full that are not there: PEFT passes over them in silence.
-
-    But for one of the two heads of which it names both for a task.
-    """
+    """Refuse modules to train in full that are not there: PEFT passes over them in silence."""
     from peft.utils import ModulesToSaveWrapper
 
     trained = [p for p, m in module.named_modules() if isinstance(m, ModulesToSaveWrapper)]
     missing = [name for name in names if not any(path.endswith(name) for path in trained)]
-    if missing and not ({*missing} <= {*HEADS} and {*HEADS} & ({*names} - {*missing})):
-        others = [path for path, _ in module.named_modules() if path and path not in trained]
+    # But for names of heads, which PEFT gives for a task, beside one that is there.
+    if missing and not ({*missing} <= {*HEADS, "qa_outputs"} and {*names} - {*missing}):
+        others = [p for p, _ in module.named_modules() if p and not _OF_PEFT.search(f".{p}.")]
         raise ConfigError(
             f"lora.modules_to_save: the model has no module {missing[0]}; "
             f"{nearest(missing[0], others)}"
         )
 
 
-def saved_names(module: nn.Module) -> dict[str, str]:
+def saved_names(module: nn.Module, base: str | None) -> dict[str, str]:
     """Return the module's names of what an adapter consists of, by the names in PEFT's file.
 
-    By PEFT's own rule of what is saved: adapters, modules to save, biases, embeddings in full. A
-    tied tensor has several names there.
+    By PEFT's own rule of what is saved: adapters, modules to save, biases, and embeddings in full
+    where they have other rows than in the directory `base`. A tied tensor has several names there.
     """
     peft = _peft()
+    module.peft_config[ADAPTER].base_model_name_or_path = base  # type: ignore[index,union-attr]
     state = module.state_dict(keep_vars=True)
     own = {id(tensor): name for name, tensor in reversed(state.items())}
     with warnings.catch_warnings(action="ignore"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,17 +83,19 @@ class Copier:
 
         Raises OSError for the first file that cannot be brought.
         """
-        if not source.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not source.is_dir():
+        if source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._bring(source, target)
+
+    def _bring(self, source: Path, target: Path) -> None:
+        if not stat.S_ISDIR(source.stat().st_mode):
             self._bring_file(str(source), str(target))
             return
         target.mkdir(exist_ok=True)
         # Not by shutil.copytree, which goes on where a disk is full, and raises an error without
         # a number.
         for inner in sorted(source.iterdir()):
-            self.bring(inner, target / inner.name)
+            self._bring(inner, target / inner.name)
 
     def _bring_file(self, source: str, target: str) -> None:
         if source.endswith(".json"):

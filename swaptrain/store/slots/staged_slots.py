@@ -13,7 +13,7 @@ from swaptrain.store.disk.durable_files import flush_directory, flush_file_syste
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.slots.slot_disks import run_token
 
-__all__ = ["StagedSlots", "delete_pools"]
+__all__ = ["StagedSlots", "delete_pools", "is_slot_place"]
 
 _STAGED = ".reshard"
 
@@ -81,16 +81,29 @@ class StagedSlots:
             for pool in sorted(folder.iterdir()):
                 os.rename(pool, pools / pool.name)
             flush_directory(folder)
-            flush_directory(pools)
             folder.rmdir()
+            flush_directory(pools)
 
 
 def delete_pools(directory: Path, named: Path) -> None:
-    """Delete the slots on other disks of a run's directory, which was called `named` before."""
-    for pool in _own_pools(directory, named):
+    """Delete the slots on other disks of a run's directory, which was called `named` before.
+
+    Durably: what gets their names next must not meet them again.
+    """
+    pools = _own_pools(directory, named)
+    for pool in pools:
         if pool.is_dir():
             shutil.rmtree(pool)
         pool.with_name(pool.name + ".owner").unlink(missing_ok=True)
+    for folder in sorted({pool.parent for pool in pools}):
+        if folder.is_dir():
+            flush_directory(folder)
+
+
+def is_slot_place(directory: Path, named: Path) -> bool:
+    """Whether what a directory has on other disks lies there as that of one called `named`."""
+    token = run_token(named)
+    return all(slot.parent.name == token for slot in _targets(directory))
 
 
 def _own_pools(directory: Path, named: Path) -> set[Path]:

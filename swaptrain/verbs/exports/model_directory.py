@@ -124,8 +124,10 @@ def _write_config(directory: Path, described: DirectoryFacts, dtype: str | None)
         text = found.get("text_config")
         (text if isinstance(text, dict) else found)["vocab_size"] = described.vocabulary
     for part in described.untied:
-        text = found.setdefault(part, {}) if part else found
-        text["tie_word_embeddings"] = False
+        if part:
+            found[part] = {**(found.get(part) or {}), "tie_word_embeddings": False}
+        else:
+            found["tie_word_embeddings"] = False
     _write_json(directory / "config.json", found)
 
 

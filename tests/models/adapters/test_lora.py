@@ -345,6 +345,10 @@ def test_a_new_adapter_names_its_base_and_what_it_is_for(base: Path, tmp_path: P
     notes: list[str] = []
     export_weights(run_dir, tmp_path / "again", None, form="adapter", note=notes.append)
     assert any("not those that the run began from" in note for note in notes)
+    (cached / "model.safetensors").rename(cached / "pytorch_model.bin")  # which is never read
+    notes.clear()
+    export_weights(run_dir, tmp_path / "third", None, form="adapter", note=notes.append)
+    assert any("not those that the run began from" in note for note in notes)
 
 
 def test_a_head_that_no_checkpoint_has_is_said_to_stay_as_drawn(tmp_path: Path) -> None:
