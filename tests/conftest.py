@@ -32,6 +32,8 @@ SLOW_CASES = frozenset((TESTS / "slow_cases.txt").read_text().splitlines())
 
 To make the list anew, `bash scripts/test.sh proof --durations=0`. The only case of a promise stays.
 """
+SLOWEST_CASES = frozenset((TESTS / "slowest_cases.txt").read_text().splitlines())
+"""Cases of ten seconds and more that run by hand alone: quicker ones show the same in the proof."""
 
 
 class _Test:
@@ -42,10 +44,12 @@ class _Test:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let slow cases run in the proof."""
+    """Let slow cases run in the proof, and the slowest by hand."""
     for item in items:
         if item.nodeid in SLOW_CASES:
             item.add_marker(pytest.mark.proof)
+        if item.nodeid in SLOWEST_CASES:
+            item.add_marker(pytest.mark.whole)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,9 +29,10 @@ def test_shell_scripts_parse_and_are_strict(path: Path) -> None:
         assert os.access(path, os.X_OK), f"{path} is not executable"
 
 
-def test_slow_cases_are_tests_that_there_are() -> None:
+@pytest.mark.parametrize("cases", ["slow_cases.txt", "slowest_cases.txt"])
+def test_slow_cases_are_tests_that_there_are(cases: str) -> None:
     """A case whose test has another name now would run by default again, and nobody would see."""
-    for case in (ROOT / "tests" / "slow_cases.txt").read_text().splitlines():
+    for case in (ROOT / "tests" / cases).read_text().splitlines():
         path, _, test = case.partition("::")
         name = test.partition("[")[0]
         assert f"def {name}(" in (ROOT / path).read_text(), case
