@@ -44,7 +44,7 @@ class Group:
         self._words: LastWords | None = None
         self._open = False
         timeout = timedelta(seconds=timeout_s)
-        prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
+        prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
         with self._waiting("connecting"):
             found = next(iter(rendezvous("env://", timeout=timeout)))
             self._kept: Any = prefixed("swaptrain", found[0])

@@ -130,7 +130,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting(
 def test_words_are_those_of_the_ranks_that_left_any() -> None:
     """And of no other attempt."""
     store: Any = dist.HashStore()
-    prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
+    prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
     LastWords(prefixed("one", store), 1).leave("a disk is full")
     assert LastWords(prefixed("one", store), 0).of([1, 2]) == {1: "a disk is full"}
     assert LastWords(prefixed("two", store), 0).of([1, 2]) == {}

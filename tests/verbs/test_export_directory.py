@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,22 @@ def test_a_carried_number_that_float16_has_not_is_refused(tmp_path: Path) -> Non
     run_dir = run_on(tmp_path / "base", tmp_path / "run", model=model, train={"steps": 0})
     with pytest.raises(ConfigError, match=r"pooler\.dense\.bias has numbers beyond 65,504"):
         export_weights(run_dir, tmp_path / "out", "float16")
+
+
+def test_a_place_where_nothing_can_be_renamed_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is mounted there, or a directory of somebody else's; a file is written in it."""
+    run_dir = run_on(LLAMA, tmp_path / "run")
+    mounted, others = tmp_path / "mounted", tmp_path / "others"
+    mounted.mkdir(), others.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == mounted)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != others)
+    for to in (mounted, others / "out"):
+        with pytest.raises(ConfigError, match="renamed, which cannot be done there: name a new"):
+            export_weights(run_dir, to, None)
+    export_weights(run_dir, mounted / "out", None)
+    assert [path.name for path in mounted.iterdir()] == ["out"] and not any(others.iterdir())
 
 
 def test_what_is_no_model_of_the_hub_is_refused(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def saved_names(module: nn.Module, base: str | None) -> dict[str, str]:
     where they have other rows than in the directory `base`. A tied tensor has several names there.
     """
     peft = _peft()
-    module.peft_config[ADAPTER].base_model_name_or_path = base  # type: ignore[index,union-attr]
+    config: Any = module.peft_config[ADAPTER]  # type: ignore[index]  # PEFT puts it there
+    config.base_model_name_or_path = base
     state = module.state_dict(keep_vars=True)
     own = {id(tensor): name for name, tensor in reversed(state.items())}
     with warnings.catch_warnings(action="ignore"):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from swaptrain.errors import ConfigError
+from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.models.adapters.lora import inject
 from swaptrain.models.adapters.merge import (
     merge_records,
@@ -24,6 +24,7 @@ from swaptrain.models.adapters.merge import (
 )
 from swaptrain.models.hub_names import HubNames
 from swaptrain.models.quantization import to_numpy
+from swaptrain.store.format.root import create_root, read_root
 from swaptrain.verbs.export import export_weights
 from tests.models.stored.test_pretrained import BERT, saved
 from tests.support.matrix import proof_but
@@ -163,6 +164,20 @@ def test_a_weight_of_millions_of_elements_has_the_bits_of_peft(
     )
     expected = to_numpy(layer.base_layer.weight.detach())
     assert merged.tobytes() == expected.tobytes()
+
+
+def test_a_record_of_a_weight_that_is_not_there_is_damage(tmp_path: Path) -> None:
+    """An adapter that would be left out of the merged model."""
+    run_dir = run_of(tmp_path / "run", TIED, {"target_modules": ["q_proj"]})
+    root = read_root(run_dir)
+    assert root is not None and root.adapter is not None
+    first = root.adapter.merges[0]
+    merges = (first.model_copy(update={"weight": "elsewhere.weight"}), *root.adapter.merges[1:])
+    adapter = root.adapter.model_copy(update={"merges": merges})
+    create_root(run_dir, root.model_copy(update={"adapter": adapter}))
+    with pytest.raises(DamagedStoreError, match=r"no weight elsewhere\.weight, which an adapter"):
+        export_weights(run_dir, tmp_path / "merged.safetensors", None, form="merged")
+    assert not (tmp_path / "merged.safetensors").exists()
 
 
 class Shared(nn.Module):
