@@ -10,7 +10,7 @@ from swaptrain.store.paths import rank_dir
 from swaptrain.verbs.plans.planned import planned
 from swaptrain.verbs.plans.ranks import rank_tables
 from tests.support.ranks import together
-from tests.support.runs import rows
+from tests.support.runs import rows, step_write_bytes
 from tests.support.serving import Server
 from tests.support.together import rank_config
 
@@ -28,5 +28,5 @@ def test_bytes_are_those_of_a_run(tmp_path: Path, server: Server) -> None:
     last = [rows(rank_dir(config.run.dir, rank))[-1] for rank in range(2)]
     planned_bytes = table.rows[1]
     assert [row["exchange_bytes"] for row in last] == [planned_bytes.exchanged_bytes] * 2
-    written = max(row["write_bytes"] for row in last)
+    written = max(step_write_bytes(rank_dir(config.run.dir, rank)) for rank in range(2))
     assert written == pytest.approx(planned_bytes.write_bytes, rel=0.1)

@@ -72,6 +72,16 @@ def losses(run_dir: Path) -> list[float]:
     return [row["loss"] for row in rows(run_dir)]
 
 
+def step_write_bytes(run_dir: Path) -> float:
+    """Return what a step wrote, by the mean of all rows.
+
+    One row alone has another amount: what is on its way to the disk when a step ends is counted
+    in the row of the next step.
+    """
+    written = [row["write_bytes"] for row in rows(run_dir)]
+    return sum(written) / len(written)
+
+
 def norms(run_dir: Path) -> list[float]:
     """Return the norms of the gradients of all steps."""
     return [row["grad_norm"] for row in rows(run_dir)]

@@ -27,7 +27,7 @@ from tests.support.runs import (
     config_of,
     losses,
     reference,
-    rows,
+    step_write_bytes,
     trained,
     weights,
 )
@@ -215,7 +215,7 @@ def test_the_wear_is_what_steps_write(tmp_path: Path, state: str, master: str, n
     config = config_of(tmp_path / "a", tree)
     report = plan(config)
     said = dict(figures(report, config, 10**12))["wear"]
-    written = rows(trained(config))[-1]["write_bytes"]
+    written = step_write_bytes(trained(config))
     assert written == pytest.approx(report.step_write_bytes, rel=0.1)
     for found in (written, report.step_write_bytes):
         assert nbytes < found / report.parameters < nbytes + 1.5
