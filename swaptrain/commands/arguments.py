@@ -64,10 +64,12 @@ def check_run(run: Path) -> Path:
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such run directory; give the run.dir of a config")
     from swaptrain.ranks.limits import check_resharded
+    from swaptrain.ranks.own_disk import check_rank_links
     from swaptrain.store.access.containment import check_contained
     from swaptrain.store.paths import rank_dirs
 
     check_resharded(run_dir)
+    check_rank_links(run_dir)
     # Of several ranks each directory is a run's.
     for directory in rank_dirs(run_dir) or [run_dir]:
         check_contained(directory)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import model_validator
 
 from swaptrain.config.data import DataConfig, EvalConfig
-from swaptrain.config.kinds import Count, Device, Folder, Positive, PositiveNumber, Size
+from swaptrain.config.kinds import Count, Device, Folder, Folders, Positive, PositiveNumber, Size
 from swaptrain.config.lora import LoraConfig
 from swaptrain.config.model import ModelConfig
 from swaptrain.config.optimizer import OptimizerConfig
@@ -40,6 +40,7 @@ _PATHS = (
         ("eval", "chat"),
         ("eval", "tokens"),
         ("store", "paths"),
+        ("distributed", "dirs"),
         ("run", "dir"),
     ),
 )
@@ -94,6 +95,10 @@ class DistributedConfig(Section):
     """Seconds that a process waits for the others, at the start or inside of a step: where one has
     died, or the network hangs, all end with exit 1, and the same command goes on. It has to be
     longer than the longest instruction, and than the longest part of a start."""
+    dirs: Folders | None = None
+    """A directory for each process of a machine, by its local rank, on disks of their own; the
+    directory that one is in has to exist. `run.dir/rank-NNN` is a link then. null: `run.dir` has
+    all of them."""
 
 
 class Config(Section):
@@ -130,6 +135,11 @@ class Config(Section):
             raise ValueError(
                 "model.resize_to_tokenizer needs data.tokenizer: the directory of the tokenizer "
                 "that has more tokens than the model"
+            )
+        if self.distributed.dirs is not None and self.store.paths is not None:
+            raise ValueError(
+                "distributed.dirs gives each process a disk, and store.paths all of them the same "
+                "ones: leave one of them out"
             )
         if self.lora is not None and self.model.master == "none":
             raise ValueError(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.program.ranks import Ranks
+from swaptrain.ranks.own_disk import check_rank_links
 from swaptrain.ranks.recovery import Standing, common_step
 from swaptrain.store.access.containment import check_contained
 from swaptrain.store.access.lock import RunLock, is_held_by_this_thread, lock_owner
@@ -60,6 +61,7 @@ def rank_trees(run_dir: Path) -> list[RankTree]:
     Raises ConfigError where ranks are missing or still to be created, RunError where one trains,
     DamagedStoreError.
     """
+    check_rank_links(run_dir)
     directories = rank_dirs(run_dir)
     for directory in directories:
         check_contained(directory)

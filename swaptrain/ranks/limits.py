@@ -7,6 +7,7 @@ from pathlib import Path
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.ranks.launch import Launch
+from swaptrain.ranks.own_disk import RANKS, check_rank_links
 from swaptrain.store.format.root import read_root
 from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs
 from swaptrain.units import how_many
@@ -26,6 +27,7 @@ def check_alone(run_dir: Path, *, plans: bool = False) -> None:
     With `plans` it would only be planned.
     """
     check_resharded(run_dir)
+    check_rank_links(run_dir)
     found = rank_count(run_dir)
     if found:
         start = (
@@ -49,9 +51,12 @@ def refuse_part(run_dir: Path) -> None:
     for tree in TREES:
         root = read_root(run_dir, tree=tree)
         if root is not None and root.ranks > 1:
+            whole = ", which has a link to it"
+            if run_dir.parent.parent.name != RANKS:
+                whole = f", {run_dir.parent}"
             raise ConfigError(
                 f"{run_dir} has the segments of rank {root.rank} of {root.ranks}: give the "
-                f"directory of the run, {run_dir.parent}"
+                f"directory of the run{whole}"
             )
 
 

@@ -35,8 +35,8 @@
         values/NAME, evaluated/NAME, gradients/NAME, saved/NNN, accumulators/NNN, buffers/NNN
         kept/NNN              record.json of a finished gradient, and the buffers of its step
         journal               which rows of values/ and buffers/ can be believed
-      rank-NNN/               run directory of a rank, where several train together; then RUN has
-                              nothing else
+      rank-NNN/               run directory of a rank, where several train together, or a link to
+                              DIR/swaptrain-ranks/RUN/rank-NNN; then RUN has nothing else
       joined/                 run directory of links, of what all ranks have
       reshard.tmp             ranks that are laid out anew; reshard.ready, once they are whole, and
                               reshard.moving, once those of before are in reshard.old
@@ -55,7 +55,7 @@ from typing import Literal
 
 __all__ = ["ASIDE", "LINKS", "NEXT", "POOL_LINK", "SPEED_PROBE", "SPEED_RECORD", "TREES"]
 __all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "rank_dir", "rank_dirs"]
-__all__ += ["snapshot_name"]
+__all__ += ["rank_links", "snapshot_name"]
 
 ZARR_JSON = "zarr.json"
 """Metadata of a zarr group or array; of the root, a slot and a snapshot it is the record."""
@@ -368,6 +368,11 @@ def rank_dir(run_dir: Path, rank: int) -> Path:
 def rank_dirs(run_dir: Path) -> list[Path]:
     """Return the directories of ranks that a run directory has, in their order."""
     return sorted(path for path in run_dir.glob(f"{_RANK}[0-9][0-9][0-9]") if path.is_dir())
+
+
+def rank_links(run_dir: Path) -> list[Path]:
+    """Return those of them that are links to other disks, also to disks that are not there."""
+    return sorted(p for p in run_dir.glob(f"{_RANK}[0-9][0-9][0-9]") if p.is_symlink())
 
 
 def link_text(link: Path, target: Path) -> str:

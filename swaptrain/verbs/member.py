@@ -19,6 +19,7 @@ from swaptrain.ranks.agreement import agree, code_digest, echoed, in_all
 from swaptrain.ranks.group import Group
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.limits import check_together, config_of_rank
+from swaptrain.ranks.own_disk import OwnDisk
 from swaptrain.ranks.recovery import recover
 from swaptrain.store.format.root import RootRecord
 
@@ -112,7 +113,7 @@ def joined(
     several ranks, or one of them, cannot do. What ends this one is said to the others.
     """
     group = Group(launch, config.distributed.timeout)
-    begun = config.run.dir.exists()
+    begun, disk = config.run.dir.exists(), OwnDisk(config, launch)
     try:
         tree = config.to_tree()
         del tree["run"], tree["distributed"]
@@ -130,12 +131,14 @@ def joined(
         device = own.device
         own = own.model_copy(update={"device": config.device})
         anew = fresh and not _has_begun_anew(group, launch)
+        in_all(group, disk.make)
         yield Member(group, own, launch, device=device, fresh=anew, asked=fresh)
         group.barrier()
     except SwaptrainError as error:
         group.say_last(str(error))
         if isinstance(error, ConfigError) and group.is_said(str(error)):
             error.is_echo = True
+        disk.withdraw()
         if not begun:
             with suppress(OSError):  # of a run that was refused the last rank leaves an empty one
                 config.run.dir.rmdir()

@@ -15,6 +15,7 @@ from swaptrain.planning.prepare import recorded_config
 from swaptrain.program.ranks import Ranks
 from swaptrain.ranks.layout import RankStore, lay_out, read_ranks
 from swaptrain.ranks.limits import rank_count
+from swaptrain.ranks.own_disk import refuse_rank_links
 from swaptrain.store.access.containment import check_contained
 from swaptrain.store.access.lock import RunLock
 from swaptrain.store.disk.durable_files import flush_directory, flush_file_system, run_error
@@ -37,6 +38,7 @@ def reshard_run(run_dir: Path, count: int, note: Callable[[str], None]) -> None:
     DamagedStoreError.
     """
     paths = RunPaths(run_dir)
+    refuse_rank_links(run_dir)
     if not (rank_dirs(run_dir) or paths.is_being_resharded() or paths.reshard_old.is_dir()):
         _of_one_process(run_dir, count, note)
         return
