@@ -50,6 +50,7 @@ _LORA: dict[str, Any] = {
     "data": {"python": "tests.support.datasets:text"},
     "memory": {"host": "256MiB", "segment": "16KiB"},
 }  # fmt: skip
+_TEXT = {key: value for key, value in _LORA.items() if key != "lora"}
 _PARTS: dict[str, Any] = {
     "memory": {"host": "256MiB", "segment": "200KiB"},
     "store": {"chunk": "8KiB"},
@@ -75,6 +76,18 @@ MODES: dict[str, dict[str, Any]] = {
         "optimizer": {"state": "8bit"},
     },
     "groups": {**_CNN, "optimizer": {"groups": [{"match": ["*bias"], "name": "sgd"}]}},
+    "muon": {
+        **_TEXT,
+        "optimizer": {
+            "name": "muon",
+            "groups": [{"match": ["*norm*", "*embed*", "lm_head*"], "name": "adamw"}],
+        },
+    },
+    "skip-ignored": {
+        **_TEXT,
+        "data": {"python": "tests.support.datasets:answers"},
+        "train": {"skip_ignored": True},
+    },
     "lag-2": {**_GPT, "store": {"commit": {"lag": 2, "unit": "segment"}}},
     "lora": _LORA,
     "lora-step": {**_LORA, "store": {"commit": {"unit": "step"}}},

@@ -95,6 +95,13 @@ MODES: dict[str, dict[str, Any]] = {
         "model": {**GPT["model"], "dtype": "bfloat16", "master": "none"},
         "optimizer": {"state": "8bit"},
     },
+    "muon": {
+        **{key: value for key, value in LORA.items() if key != "lora"},
+        "optimizer": {
+            "name": "muon",
+            "groups": [{"match": ["*norm*", "*embed*", "lm_head*"], "name": "adamw"}],
+        },
+    },
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
     "trees": {**GPT, "store": {"commit": {"every": 3}}, "train": {"steps": 4}},

@@ -39,5 +39,15 @@ MODES: dict[str, dict[str, Any]] = {
         "model": {**_WIDE["model"], "dtype": "bfloat16", "master": "none"},
         "optimizer": {"state": "8bit"},
     },
+    "muon": {
+        **_GPT,
+        "optimizer": {
+            "name": "muon",
+            "groups": [
+                {"match": ["*bias", "*norm*", "*.mlp.0.*", "embedding*"], "name": "adamw"},
+                {"match": ["position", "scale"], "name": "adamw"},
+            ],
+        },
+    },
     "float16": {**_GPT, "model": {**_GPT["model"], "dtype": "float16"}},
 }

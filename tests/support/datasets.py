@@ -9,7 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Items", "image_labels", "images", "moved", "of_rank", "pairs", "pictures", "tokens"]
+__all__ = [
+    "Items",
+    "answers",
+    "image_labels",
+    "images",
+    "moved",
+    "of_rank",
+    "pairs",
+    "pictures",
+    "tokens",
+]
 __all__ += ["vectors"]
 
 
@@ -119,6 +129,19 @@ class LabelledText(TextItems):
 
 def labelled_text(vocabulary: int = 64, length: int = 16) -> LabelledText:
     return LabelledText(vocabulary, length)
+
+
+class Answers(TextItems):
+    """Token sequences whose first half has no label, as a question has none."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = super().__getitem__(index)
+        item["labels"][: self.sequence_length // 2] = -100
+        return item
+
+
+def answers(vocabulary: int = 64, length: int = 16) -> Answers:
+    return Answers(vocabulary, length)
 
 
 def text(vocabulary: int = 64, length: int = 16) -> TextItems:

@@ -39,6 +39,12 @@ NO_MASTER: dict[str, Any] = {
     "memory": {"host": "64MiB", "segment": "64KiB"},
     "store": {"chunk": "8KiB"},  # updated in parts
 }
+FLOAT16: dict[str, Any] = {
+    **CODED,
+    "model": {**CODED["model"], "dtype": "float16"},
+    "optimizer": {"state": "bfloat16"},
+}
+"""A run whose loss is scaled, with moments in bfloat16."""
 STATES: dict[str, tuple[dict[str, Any], int | None]] = {
     "finished": (MLP, None),
     "inside a step": (MLP, 4),
@@ -47,6 +53,7 @@ STATES: dict[str, tuple[dict[str, Any], int | None]] = {
     "coded, finished": (CODED, None),
     "coded, update pending": ({**CODED, "optimizer": {"state": "8bit", "clip_norm": 0.1}}, 6),
     "coded, no master": (NO_MASTER, 6),
+    "scaled, update pending": (FLOAT16, 6),
 }
 """By name: the config, and the number of the switch in which the disk fails, if it does."""
 

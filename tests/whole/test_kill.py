@@ -28,12 +28,16 @@ CNN: dict[str, Any] = {
     "memory": {"segment": "4KiB"},
     "train": {"steps": 4},
 }
-LORA: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "model": {"hf": LLAMA},
-    "lora": {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1},
     "data": {"python": "tests.support.datasets:text"},
     "memory": {"segment": "16KiB"},
     "train": {"steps": 4},
+}
+LORA = {**TEXT, "lora": {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1}}
+MUON: dict[str, Any] = {
+    "name": "muon",
+    "groups": [{"match": ["*norm*", "*embed*", "lm_head*"], "name": "adamw"}],
 }
 CLIPPED = {"optimizer": {"clip_norm": 0.3}}
 PARTS = {"memory": {"segment": "200KiB"}, "store": {"chunk": "8KiB"}}
@@ -56,6 +60,17 @@ MODES: dict[str, dict[str, Any]] = {
     "float16": {**GPT, "model": {**GPT["model"], "dtype": "float16"}},
     "parts-8bit": {**GPT, **PARTS, "optimizer": {"state": "8bit", "clip_norm": 0.3}},
     "bfloat16-state": {**GPT, "optimizer": {"state": "bfloat16"}},
+    "no-master": {
+        **GPT,
+        "model": {**GPT["model"], "dtype": "bfloat16", "master": "none"},
+        "optimizer": {"state": "8bit", "clip_norm": 0.3},
+    },
+    "muon": {**TEXT, "optimizer": MUON},
+    "skip-ignored": {
+        **TEXT,
+        "data": {"python": "tests.support.datasets:answers"},
+        "train": {"steps": 4, "skip_ignored": True},
+    },
     "parts-trees": {**GPT, **PARTS, **TREES, "store": {**PARTS["store"], **TREES["store"]}},
     "batch-norm": CNN,
     "batch-norm-clipped": {**CNN, **CLIPPED},
@@ -103,6 +118,9 @@ BY_HAND = {
     "two-repeated",
     "lora-nf4",
     "bfloat16-state",
+    "no-master",
+    "muon",
+    "skip-ignored",
     "two-repeated-clipped",
     "parts-trees",
     "batch-norm-clipped",
