@@ -54,7 +54,7 @@ class Trees:
         """Let the store be committed behind `step` too, though it was not planned."""
         self._included = step
 
-    def commits(self, step: int) -> bool:
+    def is_commit_step(self, step: int) -> bool:
         """Whether the store is committed behind `step`."""
         kept = self._keep_every is not None and step % self._keep_every == 0
         planned = step % self._root.commit_every == 0 or step == self._last_step

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from swaptrain.program.instructions import ObjectKey
-from swaptrain.program.model import ModelSpec, SegmentSpec
+from swaptrain.program.model import ModelSpec
 
 __all__ = ["buffer_index"]
 
@@ -23,11 +23,7 @@ def buffer_index(model: ModelSpec, key: ObjectKey) -> int:
     else:
         name = key.name.removeprefix("parameter.")
         readers = [segment.index for segment in model.segments if name in segment.parameters]
-    commits = [segment.index for segment in model.segments if _commits(model, segment)]
+    commits = [segment.index for segment in model.segments if model.has_state(segment)]
     readers.index(key.segment)  # raises ValueError
     commits_before = sorted({bisect_right(commits, reader) for reader in readers})
     return commits_before.index(bisect_right(commits, key.segment)) % 2
-
-
-def _commits(model: ModelSpec, segment: SegmentSpec) -> bool:
-    return bool(segment.buffers) or any(model.parameters[n].trainable for n in segment.owns)

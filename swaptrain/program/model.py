@@ -165,6 +165,14 @@ class ModelSpec:
         """Return segment `index`, counted from 1."""
         return self.segments[index - 1]
 
+    def owns_trained(self, segment: SegmentSpec) -> bool:
+        """Whether parameters that are stored with the segment are trained."""
+        return any(self.parameters[name].trainable for name in segment.owns)
+
+    def has_state(self, segment: SegmentSpec) -> bool:
+        """Whether the segment has state: trained parameters of its own, or buffers that change."""
+        return bool(segment.buffers) or self.owns_trained(segment)
+
     @cached_property
     def owner(self) -> Mapping[str, int]:
         """The segment that stores each parameter and mutated buffer."""

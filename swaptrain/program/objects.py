@@ -38,10 +38,9 @@ class Objects:
             if value.producer == 0 and value.readers
         )
 
-    def commits(self, segment: SegmentSpec) -> bool:
-        """Whether the segment has state, and this rank owns it: parameters that are trained, or
-        buffers that change."""
-        return bool(self.state_arrays[segment.index]) and self.ranks.owns(segment.index)
+    def has_state(self, segment: SegmentSpec) -> bool:
+        """Whether the segment has state, and this rank owns it."""
+        return self.model.has_state(segment) and self.ranks.owns(segment.index)
 
     def learns(self, segment: SegmentSpec) -> bool:
         """Whether the segment has a backward: below it, or in it, something is trained."""
@@ -77,7 +76,7 @@ class Objects:
 
     def sums(self, segment: SegmentSpec) -> tuple[ObjectKey, ...]:
         """The accumulator, where the segment owns parameters that are trained."""
-        if any(self.model.parameters[name].trainable for name in segment.owns):
+        if self.model.owns_trained(segment):
             return (ObjectKey(Kind.ACCUMULATOR, "gradient", segment.index),)
         return ()
 

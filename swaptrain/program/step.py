@@ -99,7 +99,7 @@ class StepBuilder:
                 saved = segment.index in self.saves and (segment.index, m) in forwards
                 program.append(self._backward(segment, m, turn=turn, saved=saved))
             program += self._collect(segment) if learns else []
-            if self.objects.commits(segment):
+            if self.objects.has_state(segment):
                 program += [self._norms(segment)] if self.deferred else self._update(segment)
         return self._with_frees(program, keep_accumulators=self.deferred)
 
@@ -113,7 +113,7 @@ class StepBuilder:
         return tuple(
             self._part(Operation.STORE, segment, part, keys)
             for segment in self.model.segments
-            if self.objects.commits(segment)
+            if self.objects.has_state(segment)
             for part, keys in enumerate(self.objects.state(segment))
         )
 

@@ -38,7 +38,7 @@ def of_ranks(builder: StepBuilder, count: int) -> list[StepBuilder]:
 
 def kept(builder: StepBuilder) -> list[ObjectKey]:
     """Return the sums that the step before has left."""
-    owned = (s for s in builder.model.segments if builder.objects.commits(s))
+    owned = (s for s in builder.model.segments if builder.objects.has_state(s))
     return [key for s in owned for key in builder.objects.sums(s)] if builder.deferred else []
 
 
@@ -47,7 +47,7 @@ def kept(builder: StepBuilder) -> list[ObjectKey]:
 def test_all_that_is_built_fits_together(builder: StepBuilder, count: int) -> None:
     """Every rank's step and evaluation is right by itself, and all exchange the same."""
     every = [evaluating(b) for b in of_ranks(builder, count)]
-    pending = [[s.index for s in b.model.segments if b.objects.commits(s)] for b in every]
+    pending = [[s.index for s in b.model.segments if b.objects.has_state(s)] for b in every]
     steps = [
         b.step(pending_updates=own if b.deferred else ())
         for b, own in zip(every, pending, strict=True)

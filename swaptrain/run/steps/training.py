@@ -213,7 +213,7 @@ class Training:
             self._pending = self.plan.pending
             self._running = None  # which has done another step's updates
         self.boundary.end(step)
-        if self.trees is not None and self.trees.commits(step):
+        if self.trees is not None and self.trees.is_commit_step(step):
             self._flush(step, quiet=True)
             self.trees.switch(step)
         return state
@@ -281,14 +281,14 @@ class Training:
             update_ledger=self._ledger if pending else None,
             first=first,
             micro_batches=self.data.micro_batches if self.together is not None else 0,
-            unit=self._unit(step, commits=not self.plan.builder.deferred),
+            unit=self._unit(step, updates=not builder.deferred),
         )
 
-    def _unit(self, step: int, *, commits: bool = True) -> CommitUnit:
-        """Return the unit that a program of `step` commits; none where it `commits` nothing."""
+    def _unit(self, step: int, *, updates: bool = True) -> CommitUnit:
+        """Return the unit that a program commits; `updates`: whether it holds those of `step`."""
         if self.trees is None:
             return "segment"
-        return "store" if commits and self.trees.commits(step) else "nothing"
+        return "store" if updates and self.trees.is_commit_step(step) else "nothing"
 
     def _flush(self, step: int, *, quiet: bool = False) -> None:
         """Do the updates of `step` that are pending: before evaluation, export and the end."""
