@@ -58,7 +58,7 @@ def main() -> int:
             boundary_bytes(chosen),
             chosen.pool_bytes - chosen.peaks.instruction_bytes,
             commit_every=config.store.commit.every,
-            in_segments=not config.store.commit.is_whole,
+            unit="step" if config.store.commit.is_whole else "segment",
         )
         table.add_row(
             f"{len(chosen.builder.saves)}{' (chosen)' if recompute is None else ''}",

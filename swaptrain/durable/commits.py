@@ -25,8 +25,9 @@ __all__ = ["Commits", "record_bytes"]
 class Commits:
     """Submits commits of segments and of spilled gradients for one run.
 
-    With `store.commit.every` 1 a fused step commits each segment after its update, with the
-    hand-off; a larger one writes the whole store to the other tree in every m-th step.
+    With the unit `segment` a fused step commits each segment after its update, with the hand-off.
+    With the unit `step` every m-th step (`store.commit.every`) writes the whole store to the other
+    tree.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Commits:
     def write_segment(
         self, instruction: Instruction, made: Made, slabs: Slabs, version: int, ledger: Ledger
     ) -> None:
-        """Write a segment's state into its slot of the other tree (store.commit.every > 1)."""
+        """Write a segment's state into its slot of the other tree (with the unit `step`)."""
         k = instruction.segment
         slot = self._backing.scratch(k)
         for key in made.objects:

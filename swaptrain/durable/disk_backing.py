@@ -51,7 +51,7 @@ class DiskBacking:
         self._slots: dict[int, Slot] = {}
         """By segment: the slot with the newest version of its state."""
         self._scratch: dict[int, Slot] = {}
-        """By segment, with store.commit.every > 1: its slot in the tree that is not live."""
+        """By segment, with the unit `step`: its slot in the tree that is not live."""
         self._locations: dict[ObjectKey, Location] = {}
         """Of objects that the program has asked for, or that a resume found."""
         self._last_at: dict[Place, Location] = {}

@@ -1,4 +1,4 @@
-"""The commit of a whole store, for store.commit.every > 1: two trees, one of them live."""
+"""The commit of a whole store, with the unit `step`: two trees, one of them live."""
 
 from __future__ import annotations
 

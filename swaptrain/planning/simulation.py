@@ -248,7 +248,7 @@ class Rehearsal:
             committed_bytes += self._make_durable(instruction, durability.made(position).written)
             self._tier.release(instruction)
             self._tier.write_behind(position)
-        if durability.unit == "store":
+        if durability.unit == "step":
             self._barrier()
         return Rehearsed(
             Traffic(

@@ -44,7 +44,7 @@ def least_bytes(made: Plan, config: Config) -> float:
         boundary_bytes(made),
         made.pool_bytes,
         commit_every=config.store.commit.every,
-        in_segments=not config.store.commit.is_whole,
+        unit="step" if config.store.commit.is_whole else "segment",
     )
 
 

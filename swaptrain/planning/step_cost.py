@@ -74,7 +74,7 @@ def price(
     exchanges_s = [seconds(i) for i in program if i.is_exchange]
     traffic, step_s, between_s = usual.traffic, usual.seconds, _between(usual, exchanges_s)
     if m > 1:
-        whole = Durability(program, program, unit="store", lag=plan.lag)
+        whole = Durability(program, program, unit="step", lag=plan.lag)
         last = rehearsal.run(program, program, whole)
         traffic = Traffic(
             (last.traffic.read_bytes + (m - 1) * usual.traffic.read_bytes) // m,
@@ -101,7 +101,7 @@ def usual_durability(plan: Plan, config: Config) -> Durability:
     commit = config.store.commit
     unit: CommitUnit = "segment"
     if commit.is_whole:
-        unit = "nothing" if commit.every > 1 else "store"
+        unit = "nothing" if commit.every > 1 else "step"
     return Durability(
         plan.step, plan.step, unit=unit, keeps_activations=not commit.is_whole, lag=plan.lag
     )

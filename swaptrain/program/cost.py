@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Literal
 
 from swaptrain.program.model import ModelSpec, SegmentSpec
 
@@ -43,7 +44,7 @@ def least_traffic_bytes(
     cache_bytes: int,
     *,
     commit_every: int = 1,
-    in_segments: bool = False,
+    unit: Literal["segment", "step"] = "step",
 ) -> float:
     """Return the least bytes that a step reads and writes with a RAM cache of `cache_bytes`.
 
@@ -52,7 +53,7 @@ def least_traffic_bytes(
 
         26 P - (3 - 1/m) min(C, 2 P) - (2 - 1/m) max(0, min(C, 12 P) - 2 P) + 2 K
 
-    where what is left of C saves 2 bytes for each byte of K. Committed `in_segments`, for a resume
+    where what is left of C saves 2 bytes for each byte of K. With the unit `segment`, for a resume
     inside a step, it is K more for the hand-offs, and what is left of C saves 1: activations are
     written whether they stay in memory or not. Spilled gradients are written once
     and read once more. Frozen weights are read twice, or once below the lowest segment that learns,
@@ -65,13 +66,13 @@ def least_traffic_bytes(
         (state.weights, 3 - written),
         (state.frozen, 2),
         (state.rest, 2 - written),
-        (boundary_bytes, 1 if in_segments else 2),
+        (boundary_bytes, 1 if unit == "segment" else 2),
         (state.frozen_below, 1),
     ):
         cached = min(cache_bytes, nbytes)
         saved += saves * cached
         cache_bytes -= cached
-    handoff_bytes = boundary_bytes if in_segments else 0
+    handoff_bytes = boundary_bytes if unit == "segment" else 0
     moved = state.read_bytes + state.write_bytes + 2 * boundary_bytes + handoff_bytes
     return moved - saved
 

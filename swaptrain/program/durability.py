@@ -18,8 +18,9 @@ from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operati
 
 __all__ = ["CommitUnit", "Durability", "Made", "barriers", "visits"]
 
-CommitUnit = Literal["segment", "store", "nothing"]
-"""The unit that a program commits: a segment after its update, the whole store at the end."""
+CommitUnit = Literal["segment", "step", "nothing"]
+"""What a program commits together: a segment after its update, or the whole store at the end of the
+step. `nothing`: with the unit `step`, a program that does not commit."""
 
 _COMPUTES_GRADIENTS = Operation.TURN, Operation.BACKWARD
 
@@ -74,7 +75,7 @@ class Durability:
         self._made: dict[int, Made] = {}
         if unit == "segment":
             self._made = _made(instructions, keeps_activations=keeps_activations)
-        elif unit == "store":
+        elif unit == "step":
             self._made = {
                 position: Made(tuple(instruction.new_state))
                 for position, instruction in enumerate(instructions)

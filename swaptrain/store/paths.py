@@ -25,7 +25,7 @@
         zarr.json             record of the root
         segments/NNN          live name of a segment: a link to its slot
         frozen, buffers       links to the groups of static/
-      trees/a, trees/b        two hierarchies like store/, with commit_every > 1
+      trees/a, trees/b        two hierarchies like store/, with the unit step
       slots/ID/               one copy of one segment's state, or a link to it on another disk
         zarr.json             record of the slot
         ARRAY/zarr.json       metadata of an array, beside its chunks ARRAY/c/N
@@ -61,7 +61,7 @@ ZARR_JSON = "zarr.json"
 """Metadata of a zarr group or array; of the root, a slot and a snapshot it is the record."""
 
 TREES = ("a", "b")
-"""The two trees of a store with commit_every > 1: one is live, the other one is being written."""
+"""The two trees of a store with the unit `step`: one is live, the other one is being written."""
 
 ASIDE = ".tmp"
 """End of the name of a file, or of a snapshot, before its rename."""
@@ -212,12 +212,12 @@ class RunPaths:
 
     @property
     def store(self) -> Path:
-        """Zarr hierarchy of the live state; with commit_every > 1 a link to a tree."""
+        """Zarr hierarchy of the live state; with the unit `step` a link to a tree."""
         return self.run_dir / "store"
 
     @property
     def trees(self) -> Path:
-        """Directory of the two trees of a store with commit_every > 1."""
+        """Directory of the two trees of a store with the unit `step`."""
         return self.run_dir / "trees"
 
     def hierarchy(self, tree: str | None = None) -> Path:

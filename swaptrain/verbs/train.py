@@ -55,10 +55,10 @@ def train(
 
     `observe` is called behind each instruction with the step that it belongs to (of an update that
     waits for the global norm, the step of its gradients) and the instruction, when what earlier
-    segments left to write is on the disk: with store.commit.every 1 a killed run does nothing again
-    of what was observed but instructions of one segment. `listener` hears of steps, and `progress`
-    shows them; null: on the standard output. `member` is this process where torchrun has started
-    several, which then train together; `config` is the same in all of them.
+    segments left to write is on the disk: with the unit `segment` a killed run does nothing again
+    of what was observed but instructions of `store.commit.lag` segments. `listener` hears of steps,
+    and `progress` shows them; null: on the standard output. `member` is this process where torchrun
+    has started several, which then train together; `config` is the same in all of them.
 
     Raises ConfigError before anything is written when something is wrong with the input, RunError
     when the run fails and can be resumed, DamagedStoreError, StoppedBySignal.

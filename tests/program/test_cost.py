@@ -43,7 +43,7 @@ def test_the_bound_is_the_formula_of_the_design(cache: int, m: int) -> None:
     )
     assert least_traffic_bytes(SPLIT, K, cache, commit_every=m) == pytest.approx(formula)
     kept = formula + K + min(K, max(0, cache - 12 * P))
-    inside = least_traffic_bytes(SPLIT, K, cache, commit_every=m, in_segments=True)
+    inside = least_traffic_bytes(SPLIT, K, cache, commit_every=m, unit="segment")
     assert inside == pytest.approx(kept)
 
 

@@ -94,7 +94,7 @@ def test_where_the_store_is_committed_as_a_whole_only_state_is_written(
 ) -> None:
     """All of it, at no barrier, and memory is planned as if it stayed dirty."""
     program = builder.step()
-    durability = Durability(program, unit="store")
+    durability = Durability(program, unit="step")
     written = [key for position in range(len(program)) for key in durability.made(position).written]
     new = [key for i in program if i.operation is Operation.UPDATE for key in i.new_state]
     assert written == new

@@ -1,7 +1,7 @@
 """The disk operations that instructions lead to.
 
-After `execute.commits`, `execute.handoff`, `execute.disk_backing`, `execute.values`,
-`execute.trees` and `store.commit`.
+After `durable.commits`, `durable.handoff`, `durable.disk_backing`, `durable.activations`,
+`durable.tree_commits` and `store.slots.commit`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Scenario:
     values: bool = False
     """Whether what forwards make is kept, unflushed, and used by the next process."""
     repeats: int = 1
-    """Segments whose backward a kill may repeat: store.repeats."""
+    """Segments whose backward a kill may repeat: store.commit.lag."""
     flushes: bool = False
     """Whether deferred updates are done behind each step, as for an evaluation."""
 

@@ -12,7 +12,7 @@ from swaptrain.units import format_duration
 __all__ = ["Boundary"]
 
 _NEAR_S = 60.0
-"""With store.commit.every > 1 a step that ends within this is finished and committed at a stop."""
+"""With the unit `step`, a step that ends within this is finished and committed at a stop."""
 
 
 class Boundary:
@@ -39,7 +39,7 @@ class Boundary:
         stop.waits_for_ranks = largest is not None
         self._stop, self._exports = stop, exports
         self.committed: Callable[[], int] | None = None
-        """With store.commit.every > 1: the step that the disk has."""
+        """With the unit `step`: the step that the disk has."""
         self.updates_left: Callable[[], bool] = lambda: False
         """Whether updates of the step before are still to be done, before a stop too."""
         self.whole: int | None = None

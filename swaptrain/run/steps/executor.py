@@ -341,7 +341,7 @@ class Executor:
         else:
             ledger = state.update_ledger or state.ledger
             commits = self._commits
-            write = commits.write_segment if state.unit == "store" else commits.commit_segment
+            write = commits.write_segment if state.unit == "step" else commits.commit_segment
             write(instruction, made, slabs, state.update_step, ledger)
 
 

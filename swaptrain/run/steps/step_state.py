@@ -46,7 +46,7 @@ class StepState:
     merged: bool = False
     """Whether the losses of all ranks are in the ledger."""
     unit: CommitUnit = "segment"
-    """Segments with store.commit.every 1; with a larger one the store, in a step that commits."""
+    """What the program commits: of the unit `step` nothing, in a step that does not commit."""
     ledger: Ledger = field(default_factory=Ledger)
     beside: dict[int, list[float]] = field(default_factory=dict)
     """Of an evaluation, by batch: the numbers beside its loss."""

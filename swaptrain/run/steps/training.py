@@ -288,7 +288,7 @@ class Training:
         """Return the unit that a program commits; `updates`: whether it holds those of `step`."""
         if self.trees is None:
             return "segment"
-        return "store" if updates and self.trees.is_commit_step(step) else "nothing"
+        return "step" if updates and self.trees.is_commit_step(step) else "nothing"
 
     def _flush(self, step: int, *, quiet: bool = False) -> None:
         """Do the updates of `step` that are pending: before evaluation, export and the end."""
@@ -315,21 +315,21 @@ class Training:
             self._commit_tree(step)
 
     def _commit_tree(self, step: int) -> None:
-        """Commit behind a step for which that was not planned (store.commit.every > 1)."""
+        """Commit behind a step for which that was not planned (with the unit `step`)."""
         assert self.trees is not None
         self.trees.include(step)
         if self._pending:
             self._flush(step, quiet=True)
         else:
             state = self._state(step)
-            state.update_step, state.ledger, state.unit = step, self._ledger, "store"
+            state.update_step, state.ledger, state.unit = step, self._ledger, "step"
             self.executor.run(self.plan.builder.store(), state, quiet=True)
         self.trees.switch(step)
 
     def _save_what_is_done(self, stop: StoppedBySignal) -> None:
         """Before stopping: do the pending updates that the program has not come to.
 
-        With store.commit.every > 1 only a stop between two steps would commit them.
+        With the unit `step` only a stop between two steps would commit them.
         """
         whole = self.boundary.whole
         if self.trees is not None and (whole is None or whole == self.trees.step):

@@ -30,7 +30,7 @@ class LiveStore:
 
     run_dir: Path
     tree: str | None
-    """The live tree of a store with commit_every > 1."""
+    """The live tree of a store with the unit `step`."""
     root: RootRecord
     segments: tuple[StoredSegment, ...]
 

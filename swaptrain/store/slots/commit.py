@@ -113,7 +113,7 @@ class Committer:
         when the switch is durable, runs on the committer's thread. The buffers must not change
         until the future is done: then the commit cannot be lost, or the future raises the error
         (RunError). Without `switch`, the slot is the segment's own one in a tree that is not live
-        (commit_every > 1), and only what belongs to it is made durable.
+        (with the unit `step`), and only what belongs to it is made durable.
         """
 
         def finish() -> None:

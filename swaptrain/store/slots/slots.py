@@ -187,7 +187,7 @@ class Slots:
     def switch_tree(self) -> None:
         """Make the other tree the live one, durably (the first time: tree a). Raises RunError."""
         if not self._trees:
-            raise ValueError("a store that commits every step has one tree")
+            raise ValueError("a store that commits segments has one tree")
         store = self._paths.store
         replace_link(store, link_text(store, self._paths.hierarchy(self.other_tree())))
 

@@ -267,7 +267,7 @@ def test_damage_of_records_is_told_of_the_segment(jobs: Callable[[str], Job]) ->
 def test_a_mixture_of_trees_is_not_shown_as_a_pending_update(
     jobs: Callable[[str], Job], tmp_path: Path
 ) -> None:
-    """Of a store with commit_every > 1 whose root says another step than its slots."""
+    """Of a store with the unit `step` whose root says another step than its slots."""
     run_dir = jobs("two trees").copy()
     root = root_of(run_dir)
     tree = Slots(run_dir, trees=True).tree()

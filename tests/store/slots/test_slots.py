@@ -153,7 +153,7 @@ def test_spares_are_deleted_on_request(tmp_path: Path) -> None:
 
 
 def test_two_trees_are_switched_as_a_whole(tmp_path: Path) -> None:
-    """With commit_every > 1 each tree has slots of its own, and the store is one of the two."""
+    """With the unit `step` each tree has slots of its own, and the store is one of the two."""
     slots = Slots(tmp_path, trees=True)
     made = slots.create(LAYOUT, 4, record_bytes=4096)
     for k, tree, slot in ((1, "a", 0), (2, "a", 1), (1, "b", 2), (2, "b", 3)):
