@@ -163,7 +163,7 @@ def _complete(run_dir: Path, note: Callable[[str], None]) -> None:
         os.rename(paths.reshard_ready, paths.reshard_moving)
         flush_directory(run_dir)
     moving = paths.reshard_moving
-    StagedSlots(run_dir).settle(rank_dirs(moving) or [moving])
+    StagedSlots(run_dir).move_into_place(rank_dirs(moving) or [moving])
     for path in sorted(moving.iterdir()):
         os.rename(path, run_dir / path.name)
     flush_directory(run_dir)

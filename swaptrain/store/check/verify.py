@@ -144,7 +144,7 @@ class Verifier:
         for number, claim in enumerate(claims):
             found: Iterable[Finding] = ()
             if claim.damages or number in wrong:
-                claim, found = self._settle(claim, wrong.get(number, []))
+                claim, found = self._recheck(claim, wrong.get(number, []))
             self.result.arrays += len({chunk.path.parent for chunk in claim.chunks})
             self.result.findings.extend(found)
             self._done[claim.path] = claim.stamp, not found
@@ -156,7 +156,7 @@ class Verifier:
             self._watch(self.result.nbytes, max(self._total, self.result.nbytes))
             yield number, chunk, problem
 
-    def _settle(
+    def _recheck(
         self, claim: Claim, wrong: Sequence[tuple[Chunk, str]]
     ) -> tuple[Claim, list[Finding]]:
         """Tell damage from a commit that came between two looks; return what is there now."""

@@ -22,7 +22,8 @@ class StagedSlots:
     """New slots on the disks of `store.paths`, in a folder of their own until they count.
 
     A slot stays on its disk, where it can be linked: `DISK/swaptrain-slots/RUN.reshard/TOKEN/ID`.
-    `settle` moves each TOKEN to its place, to which the links of the new directories lead already.
+    `move_into_place` renames each TOKEN to `DISK/swaptrain-slots/TOKEN`, to which the links of the
+    new directories lead already.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -69,7 +70,7 @@ class StagedSlots:
                 flush_file_system(pools / self._name)
                 flush_directory(pools)
 
-    def settle(self, directories: Sequence[Path]) -> None:
+    def move_into_place(self, directories: Sequence[Path]) -> None:
         """Move what was placed for `directories` to where their links lead, durably.
 
         May be done again at any point. The slots of before are gone (`delete_pools`).
