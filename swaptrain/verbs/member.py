@@ -23,7 +23,7 @@ from swaptrain.ranks.own_disk import OwnDisk
 from swaptrain.ranks.recovery import recover
 from swaptrain.store.format.root import RootRecord
 
-__all__ = ["Member", "joined"]
+__all__ = ["Member", "connected"]
 
 _BEGUN_ANEW = "begun anew"
 """The mark of ranks that have done what --fresh says."""
@@ -104,7 +104,7 @@ class Member:
 
 
 @contextmanager
-def joined(
+def connected(
     config: Config, launch: Launch, *, fresh: bool, accept_change: bool, from_step: int | None
 ) -> Iterator[Member]:
     """Connect this process to the other ranks of a run.

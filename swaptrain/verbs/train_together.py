@@ -11,7 +11,7 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import StoppedBySignal, SwaptrainError
 from swaptrain.observe.progress import Progress
 from swaptrain.ranks.launch import Launch
-from swaptrain.verbs.member import joined
+from swaptrain.verbs.member import connected
 from swaptrain.verbs.train import train
 
 __all__ = ["TogetherOptions", "train_together"]
@@ -42,7 +42,7 @@ def train_together(config: Config, launch: Launch, options: TogetherOptions) -> 
     console = Console(file=_Nowhere()) if rank else None
     progress = Progress(host_budget_bytes=config.memory.host, console=console)
     try:
-        with joined(
+        with connected(
             config,
             launch,
             fresh=options.fresh,
