@@ -10,7 +10,7 @@ from swaptrain.program.evaluation import is_evaluated
 from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.program.roles import Role
 from swaptrain.store.format.object_layouts import Layouts
-from swaptrain.store.paths import RunPaths, SpillFolder
+from swaptrain.store.paths import RunPaths, SpillFolder, segment_name
 from swaptrain.store.slots.array_files import ArrayFiles
 
 __all__ = ["ObjectPlaces"]
@@ -38,9 +38,9 @@ class ObjectPlaces:
             row = buffer_index(self._layouts.model, key) * self._micro_batches + key.micro_batch
             return self._files.of("gradients", key.name), row
         if key.kind is Kind.SAVED:
-            return self._files.of("saved", f"{key.segment:03d}"), key.micro_batch
+            return self._files.of("saved", segment_name(key.segment)), key.micro_batch
         if key.kind is Kind.ACCUMULATOR:
-            return self._files.of("accumulators", f"{key.segment:03d}"), None
+            return self._files.of("accumulators", segment_name(key.segment)), None
         return self._array("buffers", key), None
 
     def _value(self, key: ObjectKey) -> tuple[ArrayFiles, int]:
@@ -54,13 +54,13 @@ class ObjectPlaces:
         return self._files.of("values", name), key.micro_batch
 
     def _array(self, folder: SpillFolder, key: ObjectKey) -> ArrayFiles:
-        files = self._files.all(folder, f"{key.segment:03d}")
+        files = self._files.all(folder, segment_name(key.segment))
         return next(f for f in files if f.name == key.name)
 
     def finished(self, key: ObjectKey) -> ArrayFiles:
         """Return the files of a segment's finished gradient, or of the buffers beside it."""
         if key.kind is Kind.ACCUMULATOR:
-            return self._files.of("accumulators", f"{key.segment:03d}")
+            return self._files.of("accumulators", segment_name(key.segment))
         return self._array("kept", key)
 
     def frozen(self, key: ObjectKey) -> ArrayFiles:
@@ -73,7 +73,7 @@ class ObjectPlaces:
         if key.kind is Kind.VALUE:
             files, row = self.spilled(key)
             return self._files.place("values", files.name, row)
-        return self._files.place("buffers", f"{key.segment:03d}/{key.name}", None)
+        return self._files.place("buffers", f"{segment_name(key.segment)}/{key.name}", None)
 
     def has_gradient(self, key: ObjectKey) -> bool:
         """Whether there is a place for a gradient that a record names."""

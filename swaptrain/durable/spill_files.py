@@ -15,7 +15,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.disk.journal import Journal
 from swaptrain.store.format.object_layouts import Layouts
-from swaptrain.store.paths import RunPaths, SpillFolder
+from swaptrain.store.paths import RunPaths, SpillFolder, segment_name
 from swaptrain.store.slots.array_files import ArrayFiles
 
 __all__ = ["SpillFiles"]
@@ -41,7 +41,7 @@ class SpillFiles:
         self._deferred = deferred
         self._files: dict[tuple[SpillFolder, str], ArrayFiles] = {}
         buffers = [
-            f"buffers/{k:03d}/{array.name}"
+            f"buffers/{segment_name(k)}/{array.name}"
             for k, state in layouts.state.items()
             for array in state.arrays
             if array.role is Role.BUFFERS
@@ -67,7 +67,7 @@ class SpillFiles:
         """
         make_directory(self._paths.spill)
         for k in saves:
-            self.of("saved", f"{k:03d}").create(flush=False)
+            self.of("saved", segment_name(k)).create(flush=False)
 
     def reserve_evaluated(self) -> None:
         """Reserve room for the values of an evaluation; scratch too. Raises RunError (disk full).
@@ -101,7 +101,7 @@ class SpillFiles:
 
     def saved_bytes(self, saves: Collection[int]) -> int:
         """Return what `reserve_saved` reserves."""
-        return sum(files.nbytes for k in saves for files in self.all("saved", f"{k:03d}"))
+        return sum(files.nbytes for k in saves for files in self.all("saved", segment_name(k)))
 
     def disk_bytes(self) -> int:
         """Return what `create` reserves, but for the records and what autograd saves."""
@@ -159,10 +159,10 @@ class SpillFiles:
         yield from (("values", name) for name in self._layouts.values)
         yield from (("gradients", name) for name in self._layouts.gradients)
         if self._deferred:
-            yield from (("accumulators", f"{k:03d}") for k in self._layouts.accumulators)
+            yield from (("accumulators", segment_name(k)) for k in self._layouts.accumulators)
         elif self._layouts.accumulators:
             yield "accumulators", _SHARED
         for k in self._layouts.state:
-            yield "buffers", f"{k:03d}"
+            yield "buffers", segment_name(k)
             if self._deferred:
-                yield "kept", f"{k:03d}"
+                yield "kept", segment_name(k)

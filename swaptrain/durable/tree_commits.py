@@ -75,10 +75,10 @@ class Trees:
 
     def finish(self) -> None:
         """Let go of the slots of the tree that is not live; a later opening takes new ones."""
-        directory = RunPaths(self._slots.run_dir).segments(self._slots.other_tree())
+        paths, other = RunPaths(self._slots.run_dir), self._slots.other_tree()
         for k in self._layouts.state:
-            (directory / f"{k:03d}").unlink(missing_ok=True)
-        flush_directory(directory)
+            paths.live_link(k, other).unlink(missing_ok=True)
+        flush_directory(paths.segments(other))
 
     def _point(self) -> None:
         """Tell the backing where state is read from and where it is spilled to."""

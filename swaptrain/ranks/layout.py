@@ -26,7 +26,7 @@ from swaptrain.store.format.root import (
     link_static,
     read_root,
 )
-from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs
+from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs, slot_name
 from swaptrain.store.read.step_in_links import Copier, delete
 from swaptrain.store.read.stored_segments import StoredSegment, check_segment, stored_segment
 from swaptrain.units import how_many
@@ -150,7 +150,7 @@ def lay_out(
             copier.bring(found.frozen.path, paths.frozen_slot(k))
         if found.state is not None:
             shape_class = found.state.id.rpartition("-")[0]
-            slot = paths.slot(f"{shape_class}-{numbers[shape_class]:03d}")
+            slot = paths.slot(slot_name(shape_class, numbers[shape_class]))
             numbers[shape_class] += 1
             copier.bring(found.state.path.resolve(), place(found.state.path, slot))
             link = paths.live_link(k, tree)

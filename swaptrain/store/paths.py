@@ -55,7 +55,7 @@ from typing import Literal
 
 __all__ = ["ASIDE", "LINKS", "NEXT", "POOL_LINK", "SPEED_PROBE", "SPEED_RECORD", "TREES"]
 __all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "rank_dir", "rank_dirs"]
-__all__ += ["rank_links", "snapshot_name"]
+__all__ += ["rank_links", "rank_of", "segment_name", "slot_name", "snapshot_name"]
 
 ZARR_JSON = "zarr.json"
 """Metadata of a zarr group or array; of the root, a slot and a snapshot it is the record."""
@@ -234,7 +234,7 @@ class RunPaths:
 
     def live_link(self, segment: int, tree: str | None = None) -> Path:
         """Return a segment's live name, a link to its slot."""
-        return self.segments(tree) / _number(segment)
+        return self.segments(tree) / segment_name(segment)
 
     @property
     def slots(self) -> Path:
@@ -261,7 +261,7 @@ class RunPaths:
 
     def frozen_slot(self, segment: int) -> Path:
         """Return the frozen parameters of a segment."""
-        return self.frozen / _number(segment)
+        return self.frozen / segment_name(segment)
 
     @property
     def buffers(self) -> Path:
@@ -284,7 +284,7 @@ class RunPaths:
 
     def spilled(self, folder: SpillFolder, name: str | int) -> Path:
         """Return the array of that name, or the arrays of that segment."""
-        return self.spill / folder / (_number(name) if isinstance(name, int) else name)
+        return self.spill / folder / (segment_name(name) if isinstance(name, int) else name)
 
     def gradient_record(self, segment: int) -> Path:
         """Return the record of a segment's finished gradient."""
@@ -375,9 +375,19 @@ def rank_links(run_dir: Path) -> list[Path]:
     return sorted(p for p in run_dir.glob(f"{_RANK}[0-9][0-9][0-9]") if p.is_symlink())
 
 
+def rank_of(directory: Path) -> int:
+    """Return the rank that a directory of `rank_dirs` is of."""
+    return int(directory.name.removeprefix(_RANK))
+
+
 def link_text(link: Path, target: Path) -> str:
     """Return the relative text of a link to a path in the same run directory."""
     return os.path.relpath(target, link.parent)
+
+
+def slot_name(shape_class: str, number: int) -> str:
+    """Return the name of a slot."""
+    return f"{shape_class}-{number:03d}"
 
 
 def snapshot_name(step: int) -> str:
@@ -385,5 +395,6 @@ def snapshot_name(step: int) -> str:
     return f"{step:08d}"
 
 
-def _number(segment: int) -> str:
+def segment_name(segment: int) -> str:
+    """Return the name of a segment: of a link to its slot, and of a folder of its arrays."""
     return f"{segment:03d}"

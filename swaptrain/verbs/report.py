@@ -13,7 +13,7 @@ from swaptrain.observe.step_metrics import time_stamp
 from swaptrain.ranks.limits import rank_count
 from swaptrain.report.read import RunFiles, RunState, read_run_files
 from swaptrain.store.disk.durable_files import write_aside
-from swaptrain.store.paths import RunPaths, rank_dirs
+from swaptrain.store.paths import RunPaths, rank_dirs, rank_of
 from swaptrain.units import format_duration, format_size, how_many
 from swaptrain.verbs.inspect import summary
 from swaptrain.verbs.inspection.report import last_rows, read_run
@@ -94,7 +94,7 @@ def _said_of_ranks(run: Path) -> str | None:
     directories = rank_dirs(run)
     if not directories:
         return None
-    first = int(directories[0].name[-3:])
+    first = rank_of(directories[0])
     found, count = len(directories), rank_count(run)
     has = "holds" if found == count else f"has {found} of the {count} directories of"
     return f"{run} {has} a run of {how_many(count, 'rank')}: the charts are of rank {first}"
@@ -124,7 +124,7 @@ def _read(run: Path, label: str, damaged: list[DamagedStoreError]) -> RunFiles:
 def _rank_facts(run: Path) -> Iterator[tuple[str, str]]:
     """Yield what each rank did in a step: medians of its last steps."""
     for number, directory in enumerate(rank_dirs(run)):
-        rank = int(directory.name[-3:])
+        rank = rank_of(directory)
         name = f"rank {rank}" + (", which is shown" if not number else "")
         rows = last_rows(RunPaths(directory).metrics, _LAST_STEPS)
         if not rows:

@@ -28,6 +28,8 @@ OWNER = PACKAGE / "store" / "paths.py"
 PATHS = RunPaths(Path("RUN"))
 OF_OTHER_DIRECTORIES = {("data/tokens/token_cache.py", "lock")}
 """The tokens of a text have a lock of their own, in the run or in data.cache."""
+OF_NO_PATH = "program/instructions.py"
+"""The text of an object for a person: a program imports nothing of a store."""
 JOINING = {"Path", "glob", "rglob", "joinpath", "with_name", "RunPaths"}
 
 
@@ -87,6 +89,31 @@ def test_no_other_file_spells_a_name_out() -> None:
         if (str(file.relative_to(PACKAGE)), name) not in OF_OTHER_DIRECTORIES
     ]
     assert not found, "take it from store/paths.py: " + "; ".join(found)
+
+
+def written_numbers(source: str) -> Iterator[int]:
+    """Yield the lines where a number is put in the form of a name in a run directory."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
+            specs = (s.value for s in node.format_spec.values if isinstance(s, ast.Constant))
+            yield from (node.lineno for spec in specs if spec in {"03d", "08d"})
+
+
+def test_no_other_file_writes_a_number_of_a_name() -> None:
+    """How a segment, a slot, a rank or a snapshot is numbered changes in one file."""
+    found = [
+        f"{file.relative_to(PACKAGE)}:{line}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if file not in {OWNER, PACKAGE / OF_NO_PATH}
+        for line in written_numbers(file.read_text(encoding="utf-8"))
+    ]
+    assert not found, "take the name from store/paths.py: " + "; ".join(found)
+
+
+def test_the_search_finds_a_number_that_is_written() -> None:
+    """Of three digits or eight; others are no names of a run directory."""
+    source = 'a = f"{k:03d}"\nb = run / f"x/{step:08d}"\nc = f"{n:05d}, {n:,}, {n}"'
+    assert list(written_numbers(source)) == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.root import ensure_group
-from swaptrain.store.paths import NEXT, TREES, RunPaths, link_text
+from swaptrain.store.paths import NEXT, TREES, RunPaths, link_text, slot_name
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slot_disks import SlotDisks, delete_slots
 from swaptrain.store.slots.snapshot_links import held_slots, snapshot_paths
@@ -69,7 +69,7 @@ class Slots:
         used_ids = self._used_ids()
         used, unused = present & used_ids, sorted(present - used_ids)
         free_count = max(0, count - len(used))
-        numbers = (f"{shape_class}-{number:03d}" for number in itertools.count())
+        numbers = (slot_name(shape_class, number) for number in itertools.count())
         new = (name for name in numbers if name not in present | used_ids)
         free = [*unused[:free_count], *itertools.islice(new, max(0, free_count - len(unused)))]
         delete_slots(self.run_dir, [folder / name for name in unused[free_count:]])

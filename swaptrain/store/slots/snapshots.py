@@ -23,7 +23,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.format.root import RootRecord
 from swaptrain.store.format.schema import AtLeastOne, Name, Record, ShownText, Whole
-from swaptrain.store.paths import ASIDE, ZARR_JSON, RunPaths, link_text
+from swaptrain.store.paths import ASIDE, ZARR_JSON, RunPaths, link_text, segment_name
 from swaptrain.store.slots.keeping import Keeping
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slots import Slots
@@ -69,7 +69,7 @@ class Snapshot:
         """
         path = self.path / ZARR_JSON
         record = SnapshotRecord.read(path)
-        links = {f"{k:03d}": slot.id for k, slot in self.slots.items()}
+        links = {segment_name(k): slot.id for k, slot in self.slots.items()}
         if record.step != self.step or record.slots != links:
             raise DamagedStoreError("a snapshot's record does not fit its links", path=path)
         return record
@@ -126,13 +126,13 @@ class Snapshots:
             step=step,
             fingerprint=self._root.fingerprint,
             commit_every=self._root.commit_every,
-            slots={f"{k:03d}": slot.id for k, slot in slots.items()},
+            slots={segment_name(k): slot.id for k, slot in slots.items()},
         )
         try:
             _remove(aside)
             aside.mkdir()
             for k, slot in slots.items():
-                link = aside / f"{k:03d}"
+                link = aside / segment_name(k)
                 link.symlink_to(link_text(link, paths.slot(slot.id)))
             write_aside(aside / ZARR_JSON, record.encoded())  # flushes the links as well
             aside.replace(path)
