@@ -1,9 +1,9 @@
 """Conversations and other rows become token ids, of which some are trained; without torch.
 
-Enter at `encode_files`, which gives rows in order from several processes, and `pack`, which lays
-them into sequences. A chat template is somebody else's program: it runs in transformers' sandbox,
-in those processes and in that of `render_prompts` alone, within limits. May import `errors`,
-`units`, `strict_json` and `processes`.
+Enter at `encode_files`, which gives rows in order from several processes, and `Packer`, which
+lays them into sequences. A chat template is somebody else's program: it runs in transformers'
+sandbox, in those processes and in that of `render_prompts` alone, within limits. May import
+`errors`, `units`, `strict_json` and `processes`.
 """
 
 from __future__ import annotations

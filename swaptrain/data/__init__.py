@@ -1,9 +1,9 @@
 """Text, tokens or any dataset become micro-batches, as a function of the step number.
 
 Enter at `open_data` and `open_eval`, which give `Batches`, or at `find_data` and `find_eval`, which
-write nothing before `Opening.open`. `sources` has text, tokens and
-Python datasets, `conversations` rows, `batches` which item comes when. May import `chat`,
-`store.disk`, `store.paths`, `errors` and `units`.
+write nothing before `Opening.open`. `sources` has text, tokens and Python datasets,
+`conversations` rows, `batches` which item comes when. May import `chat`, `store.disk`,
+`store.paths`, `strict_json`, `processes`, `generators`, `errors` and `units`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Enter at `generate`, which transformers' own loop runs in, on a `bare_module` whose weights a
 `WeightStream` brings to each module when it is called. `PromptCodec` is the way from texts to
-tokens and back. May import `models`, `compute` and the store's readers; not `run` or `verbs`.
+tokens and back. May import `models`, `capture`, `chat`, `config` and `store`; not `run` or `verbs`.
 """
 
 from __future__ import annotations

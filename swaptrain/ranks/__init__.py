@@ -4,5 +4,6 @@ Enter at `launch.launched`, which says whether there are several, and `group.Gro
 them, as `meeting` lets them find each other. `agreement` compares what each was started with, and
 `same_data` its data. `recovery` and `commit` make a step of all count at one moment, `exchange`
 brings weights and sums to where they are computed with. All of it runs on the main thread, in the
-order of the program; `last_words` alone asks on another one.
+order of the program; `last_words` alone asks on another one. May import `durable`, `data`,
+`memory`, `store`, `config` and `program`; not `planning` or `run`, which import it.
 """

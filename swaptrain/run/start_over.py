@@ -1,4 +1,4 @@
-"""Starts a run over: its state goes; its data, metrics and snapshots stay."""
+"""Starts a run over: all that it wrote into its directory goes, but its data and its id."""
 
 from __future__ import annotations
 

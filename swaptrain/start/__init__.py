@@ -1,8 +1,9 @@
 """A config to begin with, for a model directory, files and the machine that they are on.
 
 `look_at_data`, `look_at_model` and `look_at_machine` find the facts, and `choices` makes a config
-of them: pure, and with a comment for each choice. Enter at `verbs.init`, which asks `plan` what it
-takes and writes it. May import `data`, `models`, `chat`, `config`, `memory` and what is below.
+of them: pure, and with a comment for each choice. Enter at `verbs.init`, which asks `verbs.plan`
+what it takes and writes it. May import `data`, `models`, `chat`, `config`, `memory` and what
+is below.
 """
 
 from __future__ import annotations

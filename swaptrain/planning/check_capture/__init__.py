@@ -5,6 +5,5 @@ of the captured segments through the Runner that trains, and `compare.py` compar
 gives both the same random numbers, `float32.py` captures a bfloat16 run's model in float32,
 `need.py` estimates memory and seconds.
 
-May import `capture`, `memory`, `program`, `compute` and `plan`; nothing
-that writes to a run directory.
+May import `planning` and what that may, but nothing that writes to a run directory.
 """
