@@ -124,7 +124,7 @@ def cut(
     first_reader = _first_readers(uncut)
     if cuts is None:
         costs = graph_costs(
-            captured, trace, uncut.origins, uncut.parameters, first_reader,
+            captured, trace, uncut.parameters, first_reader,
             state_bytes, working_bytes, uncut.uncuttable, divided,
         )  # fmt: skip
         cuts = choose_cuts(costs, limits)
@@ -152,7 +152,6 @@ def cut(
         terms=tuple(graph.terms for graph in graphs),
         constants=constants,
         buffers=buffers,
-        batch_keys=tuple(uncut.batch),
         hooks=uncut.hooks,
         checks=uncut.checks,
     )

@@ -33,8 +33,6 @@ class Captured:
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     """Initial values of the mutated buffers."""
-    batch_keys: tuple[str, ...]
-    """Keys of the micro-batch in the order of the capture; value names are `batch.<key>`."""
     hooks: Mapping[str, ParameterHooks]
     """What is called with the gradients of parameters, by name."""
     checks: BatchChecks

@@ -15,7 +15,6 @@ from swaptrain.capture.ranges.batch_operations import BATCH_RANGE
 from swaptrain.capture.ranges.expert_operations import RANGE
 from swaptrain.capture.ranges.expert_products import is_grouped
 from swaptrain.capture.ranges.lookup_operations import LOOKUP
-from swaptrain.capture.segments import Binding
 from swaptrain.capture.tokens.divided import DividedTokens
 from swaptrain.capture.trace import Trace
 from swaptrain.program.model import ParameterSpec
@@ -28,7 +27,6 @@ _aten = torch.ops.aten
 def graph_costs(
     captured: fx.GraphModule,
     trace: Trace,
-    origins: Mapping[fx.Node, Binding],
     parameters: Mapping[str, ParameterSpec],
     first_reader: Mapping[str, fx.Node],
     state_bytes: Callable[[ParameterSpec], int],

@@ -122,7 +122,7 @@ class WeightStream:
         self._sources = _sources(module, stored)
         self._placeholders: dict[str, Any] = {}
         self._borrowed: tuple[str, Tensor] | None = None
-        self._units = list(_units(module, self._sources))
+        self._units = list(_units(module))
         self._following = {unit.number: unit.number + 1 for unit in self._units}
         self._following[self._units[-1].number] = 0
         self._last: int | None = None
@@ -312,7 +312,7 @@ def _sources(
     return found
 
 
-def _units(module: nn.Module, sources: Mapping[str, StreamedTensor]) -> Iterator[_Unit]:
+def _units(module: nn.Module) -> Iterator[_Unit]:
     """Yield the modules that own parameters, in the order of their definition."""
     first = {id(parameter): name for name, parameter in module.named_parameters()}
     number = 0

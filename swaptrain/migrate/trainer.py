@@ -50,7 +50,7 @@ def add_training(draft: Draft, names: ToolNames) -> int | None:
         raise given.refusal("learning_rate", f"{draft.tool} wants it, and so does swaptrain")
     add_optimizer(draft, names.optimizer)
     named = add_schedule(draft, names.scheduler, names.scheduler_default, lr, steps)
-    _add_warmup(draft, named, steps)
+    _add_warmup(draft, named)
     _add_batch(draft, names)
     seed = given.count("seed")
     if seed is None:
@@ -77,7 +77,7 @@ def _add_length(draft: Draft, names: ToolNames) -> int | None:
     return None
 
 
-def _add_warmup(draft: Draft, named: str, steps: int | None) -> None:
+def _add_warmup(draft: Draft, named: str) -> None:
     """Set the warmup, except where the tool has it set already."""
     given = draft.given
     warmup, ratio = given.number("warmup_steps"), given.number("warmup_ratio")

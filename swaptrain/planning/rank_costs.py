@@ -94,7 +94,7 @@ def plans_of_ranks(
     for rank in range(1, count):
         ranks = Ranks(rank, count)
         found = _cut(config, prepared, ranks, fixed)
-        plan = _with_measures(zeroth, found, config, ranks)
+        plan = _with_measures(zeroth, found, config)
         if not _covers(plan):
             measured = _planner(config, prepared, ranks, fixed).plan().measured
             seconds = {**measured.seconds, **zeroth.measured.seconds}
@@ -194,7 +194,7 @@ def _zeroth(alone: Plan, config: Config, prepared: Prepared, count: int) -> Plan
     found = _cut(config, prepared, ranks, None)
     same = (found.cuts, found.ranges) == (alone.cuts, alone.ranges)
     if same and found.layouts.chunk_bytes == alone.layouts.chunk_bytes:
-        plan = _with_measures(alone, found, config, ranks)
+        plan = _with_measures(alone, found, config)
         if plan.fits:
             return plan
     return _planner(config, prepared, ranks, None).plan()
@@ -222,7 +222,7 @@ def _planner(config: Config, prepared: Prepared, ranks: Ranks, fixed: FixedCut |
     )
 
 
-def _with_measures(plan: Plan, found: Cut, config: Config, ranks: Ranks) -> Plan:
+def _with_measures(plan: Plan, found: Cut, config: Config) -> Plan:
     """Return the plan of a rank with the same cut, of which `plan` has what was measured."""
     for k, saved in plan.layouts.saved.items():
         found.layouts.note_saved(k, saved.nbytes)

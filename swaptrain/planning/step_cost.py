@@ -22,8 +22,6 @@ PlanSeconds = Callable[[Plan], Callable[[Instruction], float]]
 
 _LONGEST_REHEARSED = 10_000
 """Instructions; each one looks at all that is held, and ahead at all that comes."""
-_WARMUP = 1
-"""Steps before the one that counts: memory holds then what a step leaves in it."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ def price(
         commit_work_s=work.commit_s,
     )
     durability = usual_durability(plan, config)
-    for _ in range(_WARMUP):
-        rehearsal.run(program, program, durability)
+    rehearsal.run(program, program, durability)  # memory holds then what a step leaves in it
     usual = rehearsal.run(program, program, durability)
     exchanges_s = [seconds(i) for i in program if i.is_exchange]
     traffic, step_s, between_s = usual.traffic, usual.seconds, _between(usual, exchanges_s)

@@ -16,8 +16,6 @@ __all__ = ["Bound", "Quantity", "over_steps", "parts_over_steps"]
 
 _MOST_PARTS = 200
 """Points of a stacked chart."""
-SECOND_RUN = 2
-"""Colour of the second run's curves; the first has colour 1."""
 
 OfRows = Callable[[RunFiles], Column]
 

@@ -136,7 +136,7 @@ def cut_into(uncut: Uncut, target_bytes: int) -> Captured:
 def legal_gaps(uncut: Uncut) -> dict[str, bool]:
     """Say of each computing node, by name and in order, whether a cut may follow it."""
     costs = graph_costs(
-        uncut.captured, uncut.trace, uncut.origins, uncut.parameters, {},
+        uncut.captured, uncut.trace, uncut.parameters, {},
         _nothing, _nothing, uncut.uncuttable,
     )  # fmt: skip
     nodes = [node.name for node in uncut.captured.graph.nodes if node.op == "call_function"]

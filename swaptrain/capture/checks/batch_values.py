@@ -80,7 +80,7 @@ class BatchValues(TorchDispatchMode):
                 self.answers += 1
                 found = self._compute(func, args, kwargs)
                 return pytree.tree_map_only(Tensor, self._fake_of, found)
-            with_sizes = self._with_known_sizes(func, args, kwargs)
+            with_sizes = self._with_known_sizes(func, args)
             if with_sizes is not None:
                 self.answers += func is not _aten._ctc_loss.Tensor  # whose sizes nothing else reads
                 return with_sizes()
@@ -122,7 +122,7 @@ class BatchValues(TorchDispatchMode):
         self._known[fake] = real
         return fake
 
-    def _with_known_sizes(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Any] | None:
+    def _with_known_sizes(self, func: Any, args: Any) -> Callable[[], Any] | None:
         """Return the operation on fakes where the sizes of its result are known all the same."""
         if func in _INDEXED:
             masks = [m for m in args[1] if m is not None and m.dtype in (torch.bool, torch.uint8)]

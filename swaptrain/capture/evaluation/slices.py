@@ -115,9 +115,7 @@ def _cuts(uncut: UncutEvaluation, model: ModelSpec, divided: DividedTokens | Non
     the legal gap with the fewest live bytes since its last reader of state.
     """
     nodes = [node for node in uncut.captured.graph.nodes if node.op == "call_function"]
-    costs = graph_costs(
-        uncut.captured, uncut.trace, uncut.origins, {}, {}, _nothing, _nothing, divided=divided
-    )
+    costs = graph_costs(uncut.captured, uncut.trace, {}, {}, _nothing, _nothing, divided=divided)
     readers = _readers(model)
     cuts: list[int] = []
     fitting: frozenset[int] | None = None

@@ -133,7 +133,7 @@ class Verifier:
                 folder = self._paths.segments(TREES[0])
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
-    def _check(self, claims: Sequence[Claim], title: str = "") -> None:
+    def _check(self, claims: Sequence[Claim]) -> None:
         """Read the chunks of claims; what is wrong in the end is a finding."""
         wrong: dict[int, list[tuple[Chunk, str]]] = {}
         for number, chunk, problem in self._scan(
