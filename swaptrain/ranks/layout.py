@@ -121,10 +121,12 @@ def lay_out(
     *,
     place: Callable[[Path, Path], Path] = lambda _, slot: slot,
 ) -> None:
-    """Make a run directory of what a rank of another number of ranks owns; nothing is flushed.
+    """Make a run directory of what a rank of another number of ranks owns.
 
-    With a config, the data, and the metrics of rank 0. `place` is called with a slot of before and
-    a new one, and returns the directory to which that leads. Raises OSError.
+    Its groups, its root and its link to the tree are flushed as they are written. Nothing that is
+    brought from before is, nor the links to slots: the caller flushes it as a whole if it is to
+    last. With a config, the data, and the metrics of rank 0. `place` is called with a slot of
+    before and a new one, and returns the directory to which that leads. Raises OSError.
     """
     first, paths, copier = stores[0], RunPaths(there), Copier(note)
     zeroth = RunPaths(first.directory)

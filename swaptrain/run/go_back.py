@@ -66,6 +66,8 @@ def go_back(
     Lines of metrics and snapshots of later steps go, and all that was spilled: the step's number
     would make the redone steps take it for theirs. The snapshot itself stays.
     """
+    # Before anything else. Until all is done the live names may be of two steps: without the record
+    # a start would call that damage, when the metrics and what was spilled are gone.
     write_aside(RunPaths(run_dir).going_back, GoingBackRecord(step=snapshot.step).encoded())
     return complete_going_back(run_dir, root, note)
 
@@ -92,11 +94,14 @@ def complete_going_back(run_dir: Path, root: RootRecord, note: Callable[[str], N
         tree = slots.other_tree()
         slots.restore(snapshot.slots, tree=tree)
         root = root.model_copy(update={"step": step})
+        # The root before the switch: else a kill in between could find a live tree without a root,
+        # or with one of another step than its segments.
         create_root(run_dir, root, tree=tree)
         slots.switch_tree()
     else:
         slots.restore(snapshot.slots)
     drop_snapshots(slots, later)
+    # Last, when each part is durable: nothing completes what a kill leaves without the record.
     paths.going_back.unlink()
     flush_directory(run_dir)
     dropped = ", ".join(str(found.step) for found in later)

@@ -107,6 +107,8 @@ def _prepare(
         for own in ranks:
             place = partial(stage.place, _place(run_dir, own))
             lay_out(stores, _place(paths.resharded, own), own, note, place=place)
+        # Both before the rename. Were the name on the disk first, a power loss could leave a
+        # `reshard.ready` without its files, and `_complete` would delete the only state there is.
         flush_file_system(run_dir)
         stage.flush(before)
     except (OSError, RunError):  # no room

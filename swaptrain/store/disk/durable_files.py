@@ -212,6 +212,8 @@ def write_aside(path: Path, content: bytes) -> None:
         with aside.open("wb") as file:
             file.write(content)
             file.flush()
+            # Before the rename. Were the name on the disk first, a power loss could leave an empty
+            # file in the place of the old one, which is gone.
             os.fsync(file.fileno())
         aside.replace(path)
     flush_directory(path.parent)

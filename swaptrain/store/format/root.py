@@ -220,8 +220,12 @@ def create_root(run_dir: Path, record: RootRecord, *, tree: str | None = None) -
     """
     path = RunPaths(run_dir).root_record(tree)
     make_directory(path.parent)
+    # The names beside the root come first. A power loss that took one of them from a store with a
+    # root would leave a damaged store; one without a root is created anew.
     flush_directory(path.parent)
     write_aside(path, record.encoded())
+    # Then the names that lead to it, before any step is built on it. A power loss that took one of
+    # them back would leave those steps without a root.
     flush_directory(path.parent.parent)
     flush_directory(run_dir)
 

@@ -81,6 +81,8 @@ class StagedSlots:
                 continue
             for pool in sorted(folder.iterdir()):
                 os.rename(pool, pools / pool.name)
+            # Before the folder goes. Were its removal on the disk without the renames, a power loss
+            # would lose the slots that it had, when those of before are deleted.
             flush_directory(folder)
             folder.rmdir()
             flush_directory(pools)
