@@ -245,7 +245,7 @@ def _model_spec(
                 outputs=tuple(node.name for node in graph.outputs),
                 activation_bytes=sum(map(trace.made_bytes, graph.nodes)),
                 flops=sum(node_flops(node, trace) for node in graph.nodes),
-                unit=_unit(owns),
+                module=_module(owns),
                 divided_bytes=divided.saved_bytes(graph.nodes, trace) if divided else 0,
             )
         )
@@ -286,7 +286,7 @@ def _values(
     return values
 
 
-def _unit(owns: list[str]) -> str:
+def _module(owns: list[str]) -> str:
     """Name a segment after the first and last module whose parameters it owns."""
     modules = list(dict.fromkeys(_short(name) for name in owns))
     if not modules:

@@ -136,8 +136,8 @@ class SegmentSpec:
     """Bytes of every tensor its graph computes, an upper bound of what recomputation holds."""
     flops: int
     """Multiply-adds times two of its matrix products in one forward of one micro-batch."""
-    unit: str
-    """A readable name: the part of the model that most of its parameters lie in."""
+    module: str
+    """Path of the module that it covers, for a person; of several the first and the last."""
     divided_bytes: int = 0
     """By how much less is held at once than `activation_bytes`, with ranges of tokens."""
 

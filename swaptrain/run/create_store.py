@@ -75,7 +75,7 @@ def root_record(
         segments=tuple(
             RootRow(
                 segment=segment.index,
-                unit=segment.unit,
+                module=segment.module,
                 isomorphism=segment.isomorphism,
                 parameters=tuple(segment.owns) if ranks.owns(segment.index) else (),
                 state=segment.index in plan.layouts.state,

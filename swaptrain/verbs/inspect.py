@@ -18,7 +18,7 @@ from swaptrain.verbs.inspection.report import RunReport, SegmentRow, read_run
 __all__ = ["inspect_run", "summary"]
 
 _MOST_ROWS = 48
-_UNIT_COLUMNS = 36
+_COLUMNS = 36
 
 
 def inspect_run(path: Path, *, named: Path | None = None, console: Console | None = None) -> None:
@@ -110,7 +110,7 @@ def _data(config: Config) -> str:
 
 def _segment_table(segments: tuple[SegmentRow, ...]) -> Table:
     table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for name in ("segment", "unit", "tensors", "version", "slot", "MiB"):
+    for name in ("segment", "module", "tensors", "version", "slot", "MiB"):
         right = name in ("tensors", "version", "MiB")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     hidden = range(_MOST_ROWS // 2, len(segments) - _MOST_ROWS // 2)
@@ -119,10 +119,10 @@ def _segment_table(segments: tuple[SegmentRow, ...]) -> Table:
             if number == hidden[0]:
                 table.add_row("...", f"{len(hidden)} more")
             continue
-        unit = row.unit if len(row.unit) <= _UNIT_COLUMNS else row.unit[: _UNIT_COLUMNS - 3] + "..."
+        module = row.module if len(row.module) <= _COLUMNS else row.module[: _COLUMNS - 3] + "..."
         table.add_row(
             str(row.index),
-            unit,
+            module,
             str(row.parameters),
             "-" if row.version is None else str(row.version),
             row.slot,

@@ -177,7 +177,7 @@ def _segments(made: Plan) -> tuple[Segment, ...]:
         k = segment.index
         held = [holder[k].nbytes for holder in (layouts.state, layouts.frozen) if k in holder]
         count = sum(model.parameters[name].tensor.numel for name in segment.owns)
-        rows.append(Segment(k, segment.unit, count, sum(held), segment.isomorphism))
+        rows.append(Segment(k, segment.module, count, sum(held), segment.isomorphism))
     return tuple(rows)
 
 

@@ -37,7 +37,7 @@ def segment(index: int, **fields: tuple[str, ...]) -> SegmentSpec:
         ("owns", "parameters", "buffers", "inputs", "outputs"), ()
     )
     return SegmentSpec(
-        index=index, isomorphism=0, activation_bytes=0, flops=0, unit="-", **{**empty, **fields}
+        index=index, isomorphism=0, activation_bytes=0, flops=0, module="-", **{**empty, **fields}
     )
 
 

@@ -38,7 +38,7 @@ def small_root(
     segments: int = 1, *, choices: dict[str, Any] | None = None, **fields: Any
 ) -> RootRecord:
     """Return a root's record that says what every root says, and these choices and fields."""
-    row = {"unit": "layers", "isomorphism": 0, "parameters": [], "state": True, "frozen": False}
+    row = {"module": "layers", "isomorphism": 0, "parameters": [], "state": True, "frozen": False}
     usual = {
         "cuts": [],
         "chunk": 8192,

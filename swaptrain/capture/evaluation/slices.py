@@ -183,7 +183,7 @@ def _spec(
         outputs=tuple(f"{prefix}{node.name}" for node in part.outputs),
         activation_bytes=sum(map(trace.made_bytes, part.nodes)),
         flops=sum(node_flops(node, trace) for node in part.nodes),
-        unit="-",
+        module="-",
         divided_bytes=divided.saved_bytes(part.nodes, trace) if divided else 0,
     )
 

@@ -52,7 +52,7 @@ __all__ += ["ensure_group", "free_bytes"]
 __all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["write_buffers"]
 
-FORMAT = 5
+FORMAT = 6
 """The version of what is on disk; a store of another one is refused."""
 
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
@@ -62,8 +62,8 @@ class RootRow(Record):
     """Row of the segment table."""
 
     segment: AtLeastOne
-    unit: ShownText
-    """Part of the model that the segment is, for a person."""
+    module: ShownText
+    """Path of the module that the segment covers, for a person; of several the first and last."""
     isomorphism: Whole
     """Segments of one number have the same graph."""
     parameters: Items[Name]

@@ -34,7 +34,7 @@ class SegmentRow:
     """One segment, as its live slot is now."""
 
     index: int
-    unit: str
+    module: str
     parameters: int
     """Names, not elements."""
     version: int | None
@@ -169,7 +169,7 @@ def _segment(stored: StoredSegment, row: RootRow) -> SegmentRow:
         slot = stored.state.id
         size_bytes += _disk_bytes(stored.state.path.resolve())
     return SegmentRow(
-        stored.segment, row.unit, len(row.parameters), stored.version, slot, size_bytes
+        stored.segment, row.module, len(row.parameters), stored.version, slot, size_bytes
     )
 
 

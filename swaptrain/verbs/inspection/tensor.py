@@ -115,7 +115,7 @@ def _report(view: StoredStep, weights: StreamedTensor, *, whole: bool) -> Tensor
     found.sort(key=lambda one: role_of(one[2].array).is_for_updates)  # the weights first
     own = [row for *_, row in found if role_of(row.array) not in (Role.OPTIMIZER, Role.REMAINDER)]
     segment = found[0][1].segment if found else None
-    units = {row.segment: row.unit for row in view.store.root.segments}
+    modules = {row.segment: row.module for row in view.store.root.segments}
     quantized = view.store.root.quantized.get(name)
     form = own[0].dtype if own else weights.dtype
     if quantized is not None:
@@ -129,7 +129,7 @@ def _report(view: StoredStep, weights: StreamedTensor, *, whole: bool) -> Tensor
         dtype=weights.dtype,
         kind=_kind(own[0]) if own else "constant buffer",
         segment=segment,
-        unit=None if segment is None else units.get(segment),
+        module=None if segment is None else modules.get(segment),
         places=tuple(_place(slot, row) for slot, _, row in found) or _constant(view, name, weights),
         parts=tuple(_part(*stream, whole=whole) for stream in streams),
     )

@@ -53,8 +53,8 @@ class TensorReport:
     kind: str
     """`trained`, `frozen`, `buffer` (which forwards change) or `constant buffer`."""
     segment: int | None
-    unit: str | None
-    """The part of the model that the segment is."""
+    module: str | None
+    """Path of the module that the segment covers."""
     places: tuple[TensorPlace, ...]
     parts: tuple[Part, ...]
     """The weights first."""

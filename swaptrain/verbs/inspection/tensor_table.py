@@ -108,7 +108,7 @@ def _summary(found: NamedTensors, tensor: TensorReport) -> Iterator[tuple[str, s
     yield "of", f"{found.run}, step {found.step}"
     count = how_many(tensor.parts[0].found.count, "element")
     yield "shape", f"[{', '.join(map(str, tensor.shape))}]: {count} of {tensor.dtype}"
-    where = "" if tensor.segment is None else f", segment {tensor.segment} ({tensor.unit})"
+    where = "" if tensor.segment is None else f", segment {tensor.segment} ({tensor.module})"
     yield "kind", f"{tensor.kind}{where}"
     for number, place in enumerate(tensor.places):
         yield "" if number else "lies in", _place(place)

@@ -17,7 +17,7 @@ class Segment:
     """One row of the segment table."""
 
     index: int
-    unit: str
+    module: str
     parameters: int
     state_bytes: int
     isomorphism: int

@@ -22,7 +22,7 @@ _LONGEST_S = 1000 * 366 * 86_400
 _MUCH_WAITING = 0.1
 """Part of a step in which it waits for data that is worth a word."""
 _MOST_ROWS = 40
-_UNIT_COLUMNS = 36
+_COLUMNS = 36
 
 
 def show(
@@ -57,7 +57,7 @@ def plan_console() -> Console:
 def _segment_table(segments: tuple[Segment, ...]) -> Table:
     """Return one row per segment; of a model with many, neighbours of one class share a row."""
     table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for name in ("segment", "unit", "parameters", "state MiB", "class"):
+    for name in ("segment", "module", "parameters", "state MiB", "class"):
         right = name in ("parameters", "state MiB")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     groups = [[segment] for segment in segments]
@@ -71,10 +71,10 @@ def _segment_table(segments: tuple[Segment, ...]) -> Table:
             continue
         first, last = group[0], group[-1]
         alone = first is last
-        unit = first.unit if alone else f"{first.unit} .. {last.unit}"
+        module = first.module if alone else f"{first.module} .. {last.module}"
         table.add_row(
             str(first.index) if alone else f"{first.index} to {last.index}",
-            unit if len(unit) <= _UNIT_COLUMNS else unit[: _UNIT_COLUMNS - 3] + "...",
+            module if len(module) <= _COLUMNS else module[: _COLUMNS - 3] + "...",
             f"{first.parameters:,}" + ("" if alone else " each"),
             f"{first.state_bytes / 2**20:,.1f}" + ("" if alone else " each"),
             str(first.isomorphism),
