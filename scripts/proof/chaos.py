@@ -64,7 +64,7 @@ MODES: dict[str, dict[str, Any]] = {
     "clipped": {**_GPT, **_CLIPPED},
     "trees": {**_GPT, "store": {"commit": {"every": 3}}},
     "batch-norm": _CNN,
-    "bn-clipped": {**_CNN, **_CLIPPED},
+    "batch-norm-clipped": {**_CNN, **_CLIPPED},
     "parts": {**_GPT, **_PARTS},
     "parts-8bit": {**_GPT, **_PARTS, "optimizer": {"state": "8bit"}},
     "8bit-clipped": {**_GPT, "optimizer": {"state": "8bit", "clip_norm": 0.3}},

@@ -45,7 +45,7 @@ class Scenario:
     """Whether the pool is so small that every gradient and sum leaves memory at once."""
     values: bool = False
     """Whether what forwards make is kept, unflushed, and used by the next process."""
-    repeats: int = 1
+    lag: int = 1
     """Segments whose backward a kill may repeat: store.commit.lag."""
     flushes: bool = False
     """Whether deferred updates are done behind each step, as for an evaluation."""

@@ -102,10 +102,10 @@ SMALL = [
         _steps(network(4, tied=True, buffers=(2,)), micro_batches=2),
         steps=1,
         free_slots=2,
-        repeats=2,
+        lag=2,
         spills=True,
     ),
-    Scenario("deferred, two repeated", _steps(network(3), deferred=True), steps=1, repeats=2),
+    Scenario("deferred, two repeated", _steps(network(3), deferred=True), steps=1, lag=2),
     Scenario(
         "deferred, tied, two disks", _steps(network(3, tied=True), deferred=True), steps=1, disks=2
     ),

@@ -173,7 +173,7 @@ class Scripts:
 
     def _run(self, now: Step, program: Program, *, deferred: bool) -> None:
         """Execute a program; a deferred update is of the step before."""
-        barriers = waiting(program, lag=self.scenario.repeats)
+        barriers = waiting(program, lag=self.scenario.lag)
         for position, instruction in enumerate(program):
             update_step = now.version - 1 if deferred else now.version
             now.memory.run(instruction, now.version, update_step, clipped=deferred)

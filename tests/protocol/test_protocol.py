@@ -35,7 +35,7 @@ def test_one_segment_is_done_again(scenario: Scenario) -> None:
     Two where that is what was asked for.
     """
     report = _checked(scenario)
-    assert report.repeated == (2 if scenario.name == WITHOUT_STATE else scenario.repeats)
+    assert report.repeated == (2 if scenario.name == WITHOUT_STATE else scenario.lag)
 
 
 def test_more_is_done_again_without_waiting() -> None:
