@@ -18,16 +18,6 @@ from swaptrain.errors import ConfigError, Problem
 
 __all__ = ["config_error", "known_keys", "nearest", "section_of"]
 
-RENAMED = {"store.commit_every": "store.commit.every", "store.repeats": "store.commit.lag"}
-"""Dotted keys of earlier configs, each with the key that now has its meaning and its values."""
-
-
-REMOVED = {
-    "store.values": "activations are kept for a resume where store.commit.unit is segment, and not "
-    "where it is step"
-}
-"""Dotted keys of earlier configs that are gone, each with what there is instead."""
-
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section that a field holds (`EvalConfig | None` too), or None for a value."""
@@ -106,10 +96,6 @@ def _message(detail: ErrorDetails, root: type[BaseModel]) -> str:
     if kind == "missing":
         return f"missing; {_how_to_set(path, root)}"
     if kind == "extra_forbidden":
-        if name in RENAMED:
-            return f"unknown key; it is {RENAMED[name]} now"
-        if name in REMOVED:
-            return f"unknown key; {REMOVED[name]}"
         there = elsewhere(str(path[-1]))
         if there is not None:
             return f"another tool's key; here it is {there}"

@@ -41,8 +41,8 @@ class RunDirectory:
             record = RunRecord(RunPaths(run_dir).train_data, refuse=False)
             if config.train.epochs is not None and not record.items:
                 raise ConfigError(
-                    f"train.epochs: {run_dir} does not say how many items its data has, since an "
-                    "earlier version began it: give train.steps"
+                    f"train.epochs: {run_dir} has no record of how many items its data has: give "
+                    "train.steps"
                 )
             config = config.with_steps_of(record.items)
             config = check_resume(self.recorded, config, accept_change=accept_change)

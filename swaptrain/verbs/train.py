@@ -98,7 +98,7 @@ def _train(
 ) -> None:
     if member is None and launched() is not None:
         raise ConfigError(
-            "torchrun has started several processes, and from Python there is one yet: start them "
+            "torchrun has started several processes, and swaptrain.train runs in one: start them "
             "by torchrun ... -m swaptrain --config FILE, or unset WORLD_SIZE"
         )
     if member is None:

@@ -168,8 +168,6 @@ memory:
         ("store.chunk=2GiB", "from 8KiB to 1GiB"),
         ("store.commit.every=0", "store.commit.every: is 0; it must be 1 or more"),
         ("store.commit.lag=3", "store.commit.lag: found the number 3; choose"),
-        ("store.commit_every=2", "store.commit_every: unknown key; it is store.commit.every now"),
-        ("store.repeats=1", "store.repeats: unknown key; it is store.commit.lag now"),
         ("eval={text: [a], every: 0}", "eval.every: is 0"),
         ("eval={every: 5}", "eval names no data: give one of"),
         ("device=gpu", "choose auto, cpu, cuda or cuda:N"),
