@@ -41,8 +41,8 @@ it and checks the whole before it touches anything. This page is generated from 
   are not.
 - **Unknown keys** are errors, and so is a key that is given twice. All errors are shown at once.
 - **On resume**: `free` keys may change whenever a run is started again; others only with
-  `--accept-change` (from the next step on); `no` means that the run refuses, because its recorded
-  state or its exact result depends on the key. `python -m swaptrain --config FILE --fresh` starts
+  `--accept-change` (from the next step on). A key with `no` may not change: the run's recorded
+  state or its exact result depends on it. `python -m swaptrain --config FILE --fresh` starts
   over.
 - The config with all defaults filled in is written to `run.dir/config.yaml`.
 """
