@@ -15,7 +15,7 @@ __all__ = ["gradient_strides", "is_dense", "overlaps"]
 def gradient_strides(trace: Trace) -> Mapping[fx.Node, tuple[int, ...]]:
     """Return the strides of the gradients that come in another layout than their value's.
 
-    Behind a `transpose` a gradient comes transposed, behind a `mean` expanded. Autograd hands it on
+    After a `transpose` a gradient comes transposed, after a `mean` expanded. Autograd hands it on
     as it is, and a reduction over it adds in the order of its layout: a gradient that crosses a cut
     has to keep its strides, or the last bits differ from the uncut backward's.
 

@@ -307,7 +307,7 @@ def _same_backward(target: Any, twin: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _names(function: Any) -> list[str]:
-    """Return the names of the nodes of autograd from one on, those of each node's inputs behind."""
+    """Return the names of the nodes of autograd from one on, those of each node's inputs after."""
     if function is None:
         return []
     return [

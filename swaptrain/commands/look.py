@@ -40,7 +40,7 @@ def plan(given: Arguments) -> None:
     if not 0 < given.tbw < float("inf"):
         raise ConfigError(f"--tbw is {given.tbw:g}: give the terabytes that a drive may take")
     ranks = [word for word in given.ranks if "=" not in word]
-    given.overrides += [word for word in given.ranks if "=" in word]  # which came behind them
+    given.overrides += [word for word in given.ranks if "=" in word]  # which came after them
     if wrong := [word for word in ranks if not word.isdecimal()]:
         raise ConfigError(f"--ranks {wrong[0]}: give how many processes would train, such as 2 4 8")
     loaded = load(given)

@@ -36,25 +36,25 @@ class Streams(Protocol):
         """Return memory of the device, laid out like `view`, with undefined content."""
 
     def bring(self, target: Tensor, view: Tensor, behind: Sequence[Any]) -> Any:
-        """Copy a slab's view to the device, behind what is computed so far; return a mark.
+        """Copy a slab's view to the device, after what is computed so far; return a mark.
 
-        Behind these copies from the device too, which put there what the view shows.
+        After these copies from the device too, which put there what the view shows.
         """
 
     def compute_behind(self, mark: Any) -> None:
         """Let what is computed from now on wait for a copy to the device."""
 
     def send(self, view: Tensor, source: Tensor) -> Any:
-        """Copy a tensor of the device to the host, behind what is computed; return a mark."""
+        """Copy a tensor of the device to the host, after what is computed; return a mark."""
 
     def host_copy(self, source: Tensor) -> Tensor:
         """Return memory of the host for a tensor of the device, with undefined content."""
 
     def compute_mark(self) -> Any:
-        """Return a mark behind all that is computed so far."""
+        """Return a mark after all that is computed so far."""
 
     def mark(self) -> Any:
-        """Return a mark behind all that was begun, computing included."""
+        """Return a mark after all that was begun, computing included."""
 
     def wait(self, mark: Any) -> None:
         """Let the host wait for a mark that `mark` returned."""
@@ -203,7 +203,7 @@ class StreamDevice:
         self._send(*once(view, tensor.detach()))
 
     def bring_back(self, tensor: Tensor) -> Tensor:
-        """Return a small tensor on the host, where its content is behind the next mark."""
+        """Return a small tensor on the host, where its content is after the next mark."""
         copy = self._streams.host_copy(tensor)
         self._send(copy, tensor.detach())
         return copy
@@ -299,7 +299,7 @@ class CudaStreams:
     def bring(
         self, target: Tensor, view: Tensor, behind: Sequence[torch.cuda.Event]
     ) -> torch.cuda.Event:
-        """Copy a slab's view to the device, behind what is computed so far; return a mark."""
+        """Copy a slab's view to the device, after what is computed so far; return a mark."""
         # The target's memory may be used until there by what was computed with it before.
         self._in.wait_stream(torch.cuda.current_stream(self.device))
         for sent in behind:
@@ -316,7 +316,7 @@ class CudaStreams:
         torch.cuda.current_stream(self.device).wait_event(mark)
 
     def send(self, view: Tensor, source: Tensor) -> torch.cuda.Event:
-        """Copy a tensor of the device to the host, behind what is computed so far; return a mark.
+        """Copy a tensor of the device to the host, after what is computed so far; return a mark.
 
         Where they lie otherwise, or have gaps, torch copies by way of memory of its own, which is
         not pinned: then the host has to wait.
@@ -336,13 +336,13 @@ class CudaStreams:
         return torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
 
     def compute_mark(self) -> torch.cuda.Event:
-        """Return a mark behind all that is computed so far."""
+        """Return a mark after all that is computed so far."""
         mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark.record(torch.cuda.current_stream(self.device))
         return mark
 
     def mark(self) -> tuple[torch.cuda.Event, ...]:
-        """Return a mark behind all that was begun, computing included."""
+        """Return a mark after all that was begun, computing included."""
         streams = torch.cuda.current_stream(self.device), self._in, self._out
         # The host sleeps while it waits: I/O threads need its cores.
         events = tuple(torch.cuda.Event(blocking=True, enable_timing=True) for _ in streams)  # type: ignore[no-untyped-call]

@@ -67,7 +67,7 @@ class ComputeDevice(Protocol):
         """Whether it computes beside the host, which may begin what comes next meanwhile."""
 
     def bring_back(self, tensor: Tensor) -> Tensor:
-        """Return a small tensor on the host, where its content is behind the next mark."""
+        """Return a small tensor on the host, where its content is after the next mark."""
 
     def mark(self) -> Any:
         """Return what `wait` waits for: all that was begun."""

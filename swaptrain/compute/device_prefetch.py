@@ -18,7 +18,7 @@ _KINDS = {Kind.STATE, Kind.VALUE, Kind.GRADIENT, Kind.SAVED}
 
 
 class Ahead:
-    """Copies to the device what later instructions read, behind the operands of the one that runs.
+    """Copies to the device what later instructions read, after the operands of the one that runs.
 
     An instruction is waited for with the copies that were begun beside it. So state that is needed
     several instructions later is spread over these: all of it at once would take longer than one
@@ -38,7 +38,7 @@ class Ahead:
         *,
         beside: Sequence[Instruction],
     ) -> None:
-        """Say what comes behind the next instruction that is executed, and what is under way.
+        """Say what comes after the next instruction that is executed, and what is under way.
 
         `ready` gives the slab of an object that is in memory, which nobody writes to meanwhile.
         """
@@ -49,7 +49,7 @@ class Ahead:
         return needed_bytes(pair, self._captured, self._layouts) <= self._device.ahead_bytes
 
     def fetch(self, instruction: Instruction) -> None:
-        """Begin to copy what comes behind an instruction whose own operands are on their way.
+        """Begin to copy what comes after an instruction whose own operands are on their way.
 
         State up to the first instruction of the segment that comes next, and all that the next
         instruction reads, as far as the device has room; not what changes until then.
@@ -107,7 +107,7 @@ class Ahead:
 def needed_bytes(
     instructions: Collection[Instruction], captured: Captured, layouts: Layouts
 ) -> int:
-    """Return what instructions take on the device at most, one behind the other.
+    """Return what instructions take on the device at most, one after the other.
 
     From the graph's own sizes: the objects that they touch, which may be on their way until the
     last has ended, and every tensor that the segment of one computes, decoded weights among them.

@@ -47,7 +47,7 @@ class GradientNorms:
         self._shown: list[tuple[str, Tensor]] = []
         """Name, and on the device the norm and the largest magnitude, [2]."""
         self._sent: list[tuple[str, Tensor]] = []
-        """The same on the host, behind the mark that follows `send`."""
+        """The same on the host, after the mark that follows `send`."""
 
     def __contains__(self, name: str) -> bool:
         """Whether the gradient of this parameter, or a piece of it, was shown."""
@@ -65,7 +65,7 @@ class GradientNorms:
             self._shown.append((name, torch.stack((norm, _largest(piece)))))
 
     def send(self) -> None:
-        """Let the host have what was shown so far, behind the next mark."""
+        """Let the host have what was shown so far, after the next mark."""
         if self._shown and self._bring_back is not None:
             names, pairs = zip(*self._shown, strict=True)
             self._sent.extend(zip(names, self._bring_back(torch.stack(pairs)), strict=True))

@@ -73,7 +73,7 @@ class SavedTensors:
 
     A storage that is saved again has to hold what it held. With `bring_back`, that of a device
     which computes beside the host, nothing waits to find out: it is taken to hold what it held when
-    `matches` were found, and the host has the answer behind the next mark.
+    `matches` were found, and the host has the answer after the next mark.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SavedTensors:
         self._changed: list[Tensor] = []
         """Whether a storage that was saved again has changed, bool [], on the device."""
         self._any_changed: Tensor | None = None
-        """On the host, behind the mark that follows `seal`."""
+        """On the host, after the mark that follows `seal`."""
         self._memory = memory
         self._operands = operands
         self._ranges = _ranges([*operands.items(), *(("", tensor) for tensor in constants)])

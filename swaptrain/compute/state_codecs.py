@@ -1,7 +1,7 @@
 """How an optimizer's state is stored: float32, bfloat16, or 8 bits an element.
 
 The update itself is torch's own, on float32: a block of the state is decoded before it and encoded
-behind it. So a codec says what is kept between two steps, and changes nothing else.
+after it. So a codec says what is kept between two steps, and changes nothing else.
 """
 
 from __future__ import annotations

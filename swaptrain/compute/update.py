@@ -343,7 +343,7 @@ class UpdateRule:
 
         A scalar of the state (the product that NAdam keeps) is for the whole parameter, and every
         block changes it: all blocks but the last work on copies. Coded state is decoded before a
-        block and encoded behind it.
+        block and encoded after it.
         """
         check_layout(parameter, gradient)
         flat_gradient = storage_order(gradient)

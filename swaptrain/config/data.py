@@ -157,7 +157,7 @@ class EvalConfig(Section):
     """The run ends when its held-out loss has not been lower for so many evaluations; with null, or
     raised, the same command goes on. null: it ends with `train.steps`."""
     samples: Prompts | None = None
-    """Prompts after which the model writes behind each evaluation, the likeliest token each time:
+    """Prompts that the model continues after each evaluation, by the likeliest token each time:
     to `RUN/samples.jsonl`, and the beginning to the output. With `data.chat` a prompt is a user's
     message, where there is a chat template. Meanwhile memory holds nothing else. null: none."""
     sample_tokens: Positive = 64

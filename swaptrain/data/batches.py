@@ -202,7 +202,7 @@ class Batches:
         return ((step - 1) * self.micro_batches + micro_batch_index) * self.micro_batch
 
     def _expect_after(self, first: int) -> None:
-        """Say that the micro-batch at a position is asked for, and what comes behind it.
+        """Say that the micro-batch at a position is asked for, and what comes after it.
 
         Its items are read one by one, and on a disk that a step keeps busy each would wait.
         """

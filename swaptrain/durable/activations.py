@@ -25,7 +25,7 @@ class Activations:
     Nothing is flushed: after a kill the kernel has all of it, after a power loss what does not
     verify is made again. A value that is written stays in memory as a clean copy, so that its
     eviction costs nothing more. One thread of its own writes, since what is written here is waited
-    for (`wait`) and must not come behind what is spilled and flushed.
+    for (`wait`) and must not come after what is spilled and flushed.
     """
 
     def __init__(self, backing: DiskBacking, tier: Tier, io: DirectIO) -> None:

@@ -53,7 +53,7 @@ class Commits:
     ) -> None:
         """Commit a segment's state as `version`, and the hand-off with it.
 
-        Behind all parts of an update but the last one, only begin to write what they changed.
+        After all parts of an update but the last one, only begin to write what they changed.
         """
         k = instruction.segment
         if not instruction.part:
@@ -81,7 +81,7 @@ class Commits:
         self._tier.saving([*made.objects, *handed_on.in_memory], future)
 
     def _begin(self, made: Made, slabs: Slabs, slot: Slot) -> list[tuple[ObjectKey, Started]]:
-        """Begin to write what a part of an update changed, for the commit behind the last one."""
+        """Begin to write what a part of an update changed, for the commit after the last one."""
         writes = self._committer.begin(self._writes(made, slabs, slot))
         parts = list(zip(made.objects, writes, strict=True))
         for key, started in parts:

@@ -74,7 +74,7 @@ def handoff_row(key: ObjectKey, checksums: list[int], row: int | None) -> dict[s
 
 
 def largest_handoff(program: Program) -> list[ObjectKey]:
-    """Return the most gradients that are alive behind any instruction of a program."""
+    """Return the most gradients that are alive after any instruction of a program."""
     live: dict[ObjectKey, None] = {}
     most: list[ObjectKey] = []
     for instruction in program:

@@ -51,11 +51,11 @@ class Trees:
         return self._root.step
 
     def include(self, step: int) -> None:
-        """Let the store be committed behind `step` too, though it was not planned."""
+        """Let the store be committed after `step` too, though it was not planned."""
         self._included = step
 
     def is_commit_step(self, step: int) -> bool:
-        """Whether the store is committed behind `step`."""
+        """Whether the store is committed after `step`."""
         kept = self._keep_every is not None and step % self._keep_every == 0
         planned = step % self._root.commit_every == 0 or step == self._last_step
         return planned or kept or step == self._included

@@ -165,7 +165,7 @@ class Frequency:
     """Steps; of `best` and `no` none is counted."""
 
     def due(self, step: int) -> bool:
-        """Whether it is done behind a step."""
+        """Whether it is done after a step."""
         return self.strategy in ("steps", "epoch") and step % self.every == 0
 
 

@@ -160,7 +160,7 @@ class Output:
         return aside
 
     def _state(self, step: int, rows: Sequence[MetricsRow], being_written: int = 0) -> Any:
-        """Return transformers' TrainerState behind a step."""
+        """Return transformers' TrainerState after a step."""
         from transformers import TrainerState
 
         args, shape, best = self.args, self.history.shape, best_of(rows)

@@ -158,7 +158,7 @@ def _carry_out(
     shows = partial(progress_of, config.memory.host, quiet=quiet)
     note: Callable[[str], None] = (lambda _: None) if quiet else print
     try:
-        # Behind its first instructions everything of the step before is there.
+        # After its first instructions everything of the step before is there.
         train_run(
             config,
             accept_change=accept_change,
@@ -275,7 +275,7 @@ def _keep(saves: Frequency, last: int) -> dict[str, Any]:
         return {"best": 1}
     if saves.strategy == "no" or saves.every >= last:
         return {}
-    # A checkpoint is written within the step behind it, but with one segment a step is short.
+    # A checkpoint is written within the step after it, but with one segment a step is short.
     return {"every": saves.every, "last": 2 if saves.every == 1 else 1}
 
 

@@ -251,7 +251,7 @@ class Tier:
         ]
 
     def _first_missing(self, position: int) -> int:
-        """Return the first position behind `position` that something is missing for, or the end."""
+        """Return the first position after `position` that something is missing for, or the end."""
         end = len(self._plan.touches)
         self._entries.whole_to = max(self._entries.whole_to, position + 1)
         while self._entries.whole_to < end and not self._missing(self._entries.whole_to):

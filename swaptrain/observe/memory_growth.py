@@ -27,7 +27,7 @@ _LEAST_BYTES = 64 << 10
 
 
 class _Weighed(Protocol):
-    """What was held behind an instruction."""
+    """What was held after an instruction."""
 
     @property
     def operation(self) -> str: ...
@@ -46,9 +46,9 @@ class Growth:
     """Something that takes more memory in each step."""
 
     step: int
-    """The step behind which it was found."""
+    """The step after which it was found."""
     operation: str
-    """The last one of the segment in a step: behind it the segment holds more than before."""
+    """The last one of the segment in a step: after it the segment holds more than before."""
     segment: int
     holder: str
     """One of the holders of memory.json; `torch`: its allocator; `outside`: nothing of these."""
@@ -163,7 +163,7 @@ class MemoryGrowth:
             if rates[place, number] > 0:
                 operation, segment = of_kind[place]
                 yield Growth(step, operation, segment, holder, int(rates[place, number]))
-        # Each instruction behind a leak sees it: it grows where most do.
+        # Each instruction after a leak sees it: it grows where most do.
         outside = int(np.median(rates[:, -1]))
         allocated = int(self._rates(np.array(self._first).reshape(_STEPS, 1, 1))[0, 0])
         grows = outside > 0 or allocated > 0

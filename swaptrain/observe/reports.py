@@ -54,7 +54,7 @@ class Reports:
         self._threads: list[threading.Thread] = []
 
     def start(self, done: int) -> None:
-        """Begin, now that metrics.jsonl has no row of a step behind `done`."""
+        """Begin, now that metrics.jsonl has no row of a step after `done`."""
         for reporter in self._reporters:
             thread = threading.Thread(
                 target=self._follow, args=(reporter, done), name=reporter.name, daemon=True
@@ -131,7 +131,7 @@ def open_reports(config: Config, note: Callable[[str], None]) -> Reports:
 
 
 def next_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the next rows behind `offset`, in bytes, and where they end; only whole lines count.
+    """Return the next rows after `offset`, in bytes, and where they end; only whole lines count.
 
     Raises ValueError for a line that is no row.
     """

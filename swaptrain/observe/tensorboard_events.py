@@ -69,7 +69,7 @@ class TensorboardEvents:
         self._folder.mkdir(exist_ok=True)
         now = time_stamp()
         stamps = [path.name.removeprefix(_FILES).partition(".")[0] for path in self._files()]
-        # Behind all others by its name, also where the clock was set back.
+        # After all others by its name, also where the clock was set back.
         stamp = max([int(now), *(int(s) + 1 for s in stamps if s.isdecimal())])
         name = f"{_FILES}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._writer = RecordWriter((self._folder / name).open("xb"))
@@ -85,7 +85,7 @@ class TensorboardEvents:
 
 
 def _last_row(path: Path) -> bytes | None:
-    """Return the last whole record behind the first two; None where there is none.
+    """Return the last whole record after the first two; None where there is none.
 
     A record is its length in 8 bytes, a checksum of that in 4, the data, and its checksum in 4.
     """

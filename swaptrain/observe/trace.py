@@ -25,7 +25,7 @@ _CLOSING = b"\n]\n"
 class TraceFile:
     """Writes what happens in the next `steps` steps; ui.perfetto.dev and chrome://tracing show it.
 
-    The file is whole behind each step, and one of an earlier start is replaced. It is for a person
+    The file is whole after each step, and one of an earlier start is replaced. It is for a person
     to read, so where it cannot be written the run goes on without it, and `note` says so. The
     format: "Trace Event Format", complete events ("ph": "X"), times in microseconds.
     """
@@ -47,7 +47,7 @@ class TraceFile:
             self._write()
 
     def step_done(self) -> None:
-        """Write what was recorded of a step; behind the last one record no more."""
+        """Write what was recorded of a step; after the last one record no more."""
         if self._done == self._steps:
             return
         self._done += 1

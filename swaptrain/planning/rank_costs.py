@@ -46,7 +46,7 @@ class StepOfRanks:
     step_s: float | None
     """At most: each exchange by itself, with nothing computed beside it."""
     link_s: float
-    """Of the exchanges, one behind the other, each until the last rank has all of it."""
+    """Of the exchanges, one after the other, each until the last rank has all of it."""
     busy_s: float
     """In which the link of the rank that sends or gets most is busy with them."""
     work_s: float
@@ -177,7 +177,7 @@ def _crossing_s(
     """Return the seconds until the last rank has what is exchanged.
 
     gloo hands weights on in a tree of depth ceil(log2 N): the owner sends to so many ranks at once,
-    the first of these then to one less, and so on. Sums of all others come to the owner one behind
+    the first of these then to one less, and so on. Sums of all others come to the owner one after
     the other. With `is_busy`: the seconds in which the owner's link is busy.
     """
     count = plan.builder.ranks.count

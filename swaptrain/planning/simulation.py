@@ -2,7 +2,7 @@
 
 The processor is a queue, and the disk one for reads and one for writes. An instruction takes the
 seconds that were measured with no I/O beside it, and as many more as the requests that the disk
-serves meanwhile cost the processor; a request takes its bytes over the disk's speed, behind those
+serves meanwhile cost the processor; a request takes its bytes over the disk's speed, after those
 of its kind that were made before it. What is read when, what gives way to it and what is waited for
 is what the tier decides, and the order is the executor's (but for a GPU's, which has the next
 instruction begun before one has ended). So the bytes are those that a run moves, with what is read
@@ -176,7 +176,7 @@ class _Backing:
         self._disk, self._size_bytes, self._work = disk, size_bytes, work
         self.spilled: set[ObjectKey] = set()
         self.commit: Sequence[Future[Any]] = ()
-        """The last one, behind all others."""
+        """The last one, after all others."""
 
     def size_bytes(self, key: ObjectKey) -> int:
         return self._size_bytes(key)
@@ -224,7 +224,7 @@ class Rehearsal:
         self._values: list[Future[Any]] = []
 
     def run(self, program: Program, following: Program, durability: Durability) -> Rehearsed:
-        """Run a program that `following` comes behind, with the writes and waits of `durability`.
+        """Run a program that `following` comes after, with the writes and waits of `durability`.
 
         Where the store is committed as a whole, the end of the program waits for the writes.
         """
@@ -297,7 +297,7 @@ class Rehearsal:
             for key, end in zip(resident, ends, strict=True):
                 self._tier.saving([key], end)
         elif ends:
-            self._backing.commit = (ends[-1],)  # behind those before it
+            self._backing.commit = (ends[-1],)  # after those before it
             for key, end in zip(resident, ends, strict=True):
                 self._tier.saving([key], end if instruction.goes_on else ends[-1])
         return sum(self._size_bytes(key) for key in resident)

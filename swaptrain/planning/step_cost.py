@@ -35,7 +35,7 @@ class Price:
     step_s: float | None
     """With the disk's part; None where its speed or the traffic is not known."""
     between_s: tuple[float, ...] = ()
-    """Seconds before the first exchange with other ranks, between each two, behind the last one."""
+    """Seconds before the first exchange with other ranks, between each two, after the last one."""
 
 
 def price(
@@ -87,7 +87,7 @@ def price(
 
 
 def _between(step: Rehearsed, exchanges_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the seconds of a step without those of its exchanges: before, between, behind them."""
+    """Return the seconds of a step without those of its exchanges: before, between, after them."""
     begins = (*step.meetings, step.seconds)
     ends = (0.0, *(at + s for at, s in zip(step.meetings, exchanges_s, strict=True)))
     return tuple(begin - end for begin, end in zip(begins, ends, strict=True))
@@ -128,7 +128,7 @@ def instruction_seconds(plan: Plan) -> Callable[[Instruction], float]:
 def moved_bytes(instruction: Instruction, plan: Plan) -> int:
     """Return the bytes that an exchange brings to this rank, or takes from it.
 
-    Of sums the owner gets those of all other ranks, one behind the other.
+    Of sums the owner gets those of all other ranks, one after the other.
     """
     nbytes = sum(plan.layouts.size_bytes(key) for key in set(instruction.touches))
     if instruction.operation is Operation.COLLECT and instruction.changes:

@@ -41,7 +41,7 @@ def with_tier_cost(plan: Plan, config: Config, device: ComputeDevice) -> Plan:
     """Return the plan with the seconds that the tier takes for an instruction of a step.
 
     Some steps are rehearsed with no disk and no computing, on slabs of real memory, as many as a
-    run has; the median counts of those behind the first, in which the memory comes from the system.
+    run has; the median counts of those after the first, in which the memory comes from the system.
     What an earlier start measured is taken. Not measured for large budgets and long programs, nor
     where the machine refuses the memory, which the run then says in its own words.
     """

@@ -47,7 +47,7 @@ def check_program(
     process ran, in the same step. Rules: what is read or changed exists; what is written fresh
     does not exist yet; a backward comes after the forwards of its micro-batch, unless it turns; no
     forward or backward reads state that this step has used and then updated; sums are collected
-    behind all backwards of their segment and before they are used, where ranks exchange anything;
+    after all backwards of their segment and before they are used, where ranks exchange anything;
     one instruction's objects fit `pool_bytes`, with what other ranks have sent.
     """
     exchanges = any(instruction.is_exchange for instruction in program)
@@ -95,7 +95,7 @@ def check_program(
 
 
 def _check_sums(instruction: Instruction, begun: set[int], collected: set[int]) -> None:
-    """Raise ProgramError where the sums of a segment are not collected once, behind the last one.
+    """Raise ProgramError where the sums of a segment are not collected once, after the last one.
 
     `begun` and `collected` are the segments whose sums were begun, and those whose sums of all
     ranks are added up.

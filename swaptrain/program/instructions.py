@@ -120,7 +120,7 @@ class Instruction:
 
     @property
     def new_state(self) -> list[ObjectKey]:
-        """The state that is a new version behind it, of what it changes."""
+        """The state that is a new version after it, of what it changes."""
         state = [key for key in self.changes if key.kind is Kind.STATE]
         return [key for key in state if key.part >= 0] if self.goes_on else state
 

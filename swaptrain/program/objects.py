@@ -49,9 +49,9 @@ class Objects:
         )
 
     def state(self, segment: SegmentSpec) -> list[tuple[ObjectKey, ...]]:
-        """Return what is a new version behind each part of its update.
+        """Return what is a new version after each part of its update.
 
-        That is the part's piece of each array that only updates read, and behind the last one the
+        That is the part's piece of each array that only updates read, and after the last one the
         whole of the others, which computing needs in one piece.
         """
         k, parts = segment.index, self.parts.get(segment.index, 1)

@@ -21,12 +21,12 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
             return False  # the host writes the sums as they are now
         kept = set(first.touches)
     elif second.operation in (Operation.NORMS, Operation.UPDATE):
-        # Not beside a turn, since the losses have to be known; and a run may stop behind the first,
+        # Not beside a turn, since the losses have to be known; and a run may stop after the first,
         # but not between the parts of an update.
         if first.operation not in (Operation.FORWARD, Operation.BACKWARD) or second.goes_on:
             return False
-        # State that the first reads may change: what an update makes is copied to the host behind
-        # its computing, which is behind the first's, which is behind the copies that it reads.
+        # State that the first reads may change: what an update makes is copied to the host after
+        # its computing, which is after the first's, which is after the copies that it reads.
         kept = {*first.changes, *first.writes}
     else:
         return False

@@ -104,7 +104,7 @@ class Residency:
         self._reading = [position for position, keys in enumerate(reads) if keys]
         self._evictions = evictions or {}
         self.held_after = held_after or {}
-        """What is held behind the program, and whether it is dirty then."""
+        """What is held after the program, and whether it is dirty then."""
 
     @property
     def instructions(self) -> Sequence[Instruction]:
@@ -141,7 +141,7 @@ class _Held:
     next_use: int
     dirty: bool
     written_at: int
-    """Up to this position it is being written, if it is dirty and leaves behind its last use."""
+    """Up to this position it is being written, if it is dirty and leaves after its last use."""
 
 
 class _Cache:

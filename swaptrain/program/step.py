@@ -109,7 +109,7 @@ class StepBuilder:
         return self._with_frees([*chain.from_iterable(updates)], keep_accumulators=False)
 
     def store(self) -> Program:
-        """Return the program that writes all state, as it is, for a commit behind any step."""
+        """Return the program that writes all state, as it is, for a commit after any step."""
         return tuple(
             self._part(Operation.STORE, segment, part, keys)
             for segment in self.model.segments

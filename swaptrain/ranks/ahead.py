@@ -1,4 +1,4 @@
-"""Begins exchanges before their turn, and lets sends go on behind it: beside the computing.
+"""Begins exchanges before their turn, and lets sends go on after it: beside the computing.
 
 Weights are shared while the segment before is computed, sums sent while the next one is. The order
 of all shares is that of the program in every rank, and nobody waits for one before its turn: so no

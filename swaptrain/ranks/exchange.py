@@ -71,7 +71,7 @@ class Exchange:
         """Add the sums of all ranks in the order of the ranks: S_0 + S_1 + ..., float32, [n].
 
         An addition of two numbers has one result whichever comes first: so the own sums may be the
-        second operand, behind the sum of those before.
+        second operand, after the sum of those before.
         """
         rank, count = self._ranks.rank, self._ranks.count
         pieces = list(_pieces(own))

@@ -83,10 +83,10 @@ def train_reference(
     parameters of two and more dimensions and the others, which do not decay. A schedule without
     `decay_steps` ends at `steps`. The seed is given to torch, numpy and Python's `random`.
     Every so many steps the batches `held_out` are evaluated (`evaluate`). Parameters whose names
-    match one of the globs `freeze` stay as they are. Behind each step the optimizer's state is
+    match one of the globs `freeze` stay as they are. After each step the optimizer's state is
     stored in `state` and read back, as `optimizer.state` asks for. `groups` are those of
     `optimizer.groups`: each is an optimizer of its own, with the parameters that it matches first.
-    With the `master` "none" bfloat16 weights are rounded by chance behind each step, and the next
+    With the `master` "none" bfloat16 weights are rounded by chance after each step, and the next
     one begins from what is left. In float16 losses are scaled by a GradScaler of torch, which
     skips the updates of gradients that are not finite. Of several `ranks` each accumulates the
     gradients of its own micro-batches, the first ones for rank 0, and their sums are added in the

@@ -30,7 +30,7 @@ class Quantity:
     title: str = ""
     """Of a chart of its own."""
     before: str | None = None
-    """Of what is measured behind some steps only: its name in the row of step 1 for what it was
+    """Of what is measured after some steps only: its name in the row of step 1 for what it was
     before that step, which is drawn at 0."""
 
 

@@ -46,7 +46,7 @@ def moved(run: RunFiles) -> Column:
 
 
 def total_written(run: RunFiles) -> Column:
-    """Return what the run had written behind each step."""
+    """Return what the run had written after each step."""
     return np.cumsum(np.nan_to_num(run.rows["write_bytes"]))
 
 
@@ -127,7 +127,7 @@ class Gap:
     begin: float
     end: float
     row: int
-    """Of the step behind it."""
+    """Of the step after it."""
 
 
 def gaps(run: RunFiles) -> list[Gap]:

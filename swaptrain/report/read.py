@@ -61,7 +61,7 @@ class StartSeen:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the model wrote behind a step."""
+    """What the model wrote after a step."""
 
     step: int
     prompt: str

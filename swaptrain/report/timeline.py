@@ -185,7 +185,7 @@ def _count_hits(events: list[_Event], spans: list[_Event], steps: list[StepTrace
     """Say of each use of state whether it had been read for it, and since when it was there.
 
     What is asked for is read for its next use, whichever step that is in; the instruction that uses
-    it begins behind the use.
+    it begins after the use.
     """
     asked: set[str] = set()
     used: list[_Event] = []

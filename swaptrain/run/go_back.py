@@ -1,4 +1,4 @@
-"""`--from-step N`: the run becomes again what it was behind step N, of which it has a snapshot.
+"""`--from-step N`: the run becomes again what it was after step N, of which it has a snapshot.
 
 What is to be done is recorded first, and every part of it can be done again: a kill in the middle
 is completed by the next start, before it looks at anything else.

@@ -57,7 +57,7 @@ def _exists(path: Path) -> bool:
 def _is_foreign(path: Path) -> bool:
     """Whether there is something that is no record of a run's data.
 
-    A start that was refused behind its data has left the record; `data.cache` puts no record there.
+    A start that was refused after its data has left the record; `data.cache` puts no record there.
     """
     if not _exists(path):
         return False

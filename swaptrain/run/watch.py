@@ -31,7 +31,7 @@ _PHASES: dict[str, Literal["forward", "backward", "update", "eval", "exchange"]]
 
 
 class Watch:
-    """Shows where a step is, and lets a signal end the run behind an instruction.
+    """Shows where a step is, and lets a signal end the run after an instruction.
 
     With `trace` it also writes what happened when, with `memory` what held memory; with `unused` it
     gives back what the allocator holds too much.

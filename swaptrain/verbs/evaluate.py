@@ -92,7 +92,7 @@ def evaluate_run(
 ) -> Evaluated:
     """Return what the data of the eval section says of one step of the run in `run.dir`.
 
-    The loss is the one that training writes to metrics.jsonl behind the same step, bit for bit.
+    The loss is the one that training writes to metrics.jsonl after the same step, bit for bit.
     With `from_step`: of the snapshot of that step. Of a run that trains: of the end of the step in
     progress, where the trainer waits. Of any other: of its last commit. Nothing of the run changes:
     its step is laid out as a run directory of links, RUN/evaluation, which is deleted afterwards.
@@ -148,7 +148,7 @@ def _evaluated(
 
 
 def _moved(config: Config, there: Path, steps: int) -> Config:
-    """Return the config of a run directory that ends behind `steps` and has nothing beside it."""
+    """Return the config of a run directory that ends after `steps` and has nothing beside it."""
     # What a snapshot holds is written again once it is dropped: each read is compared.
     store = {"paths": None, "keep": None, "verify": "always"}
     return config.model_copy(

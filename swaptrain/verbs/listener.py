@@ -16,7 +16,7 @@ class Listener:
     """Calls functions on the thread that trains; one that raises ends the run where it is safe.
 
     `on_step` gets the row of metrics.jsonl of each step, `on_eval` that of each step with held-out
-    losses, `on_commit` the last step that is on the disk, behind the step in which that is found.
+    losses, `on_commit` the last step that is on the disk, after the step in which that is found.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Listener:
             report(row)
             if training.trees is not None:
                 self._is_committed(training.trees.step)
-            else:  # on the thread that commits, behind all that the step has written
+            else:  # on the thread that commits, after all that the step has written
                 training.commits.then(lambda: self._is_committed(row.step))
             self._call(self._on_step, row.row())
             if row.held_out is not None:

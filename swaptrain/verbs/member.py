@@ -42,11 +42,11 @@ class Member:
         fresh: bool,
         asked: bool,
     ) -> None:
-        """`asked`: --fresh was given, whether this start follows it or is a restart behind it."""
+        """`asked`: --fresh was given, whether this start follows it or is a restart after it."""
         self.group, self.config = group, config
         self._asked = asked
         self.fresh = fresh
-        """Whether all ranks begin anew: what --fresh says, but for a restart behind it."""
+        """Whether all ranks begin anew: what --fresh says, but for a restart after it."""
         self.beside = Beside(
             ranks=launch.ranks,
             local_count=launch.local_count,

@@ -26,7 +26,7 @@ def write_report(runs: Sequence[Path], to: Path | None, note: Callable[[str], No
 
     `to` null is the first run's report.html. Raises ConfigError where that is another file than a
     report, where a run is none or of another format, and where a package is missing; RunError where
-    the page cannot be written; DamagedStoreError behind the page where a record does not verify.
+    the page cannot be written; DamagedStoreError after the page where a record does not verify.
     """
     page_of, mark = _page()
     path = RunPaths(runs[0]).report if to is None else to

@@ -1,4 +1,4 @@
-"""`eval.samples`: what a run writes after a few prompts, behind its evaluations."""
+"""`eval.samples`: how a run continues a few prompts after its evaluations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Samples:
         self._works = True
 
     def __call__(self, step: int, free_bytes: int) -> None:
-        """Write those of `step`, behind which the store is whole, in so much memory.
+        """Write those of `step`, after which the store is whole, in so much memory.
 
         Where the budget is too small for that, a note says so once.
         """

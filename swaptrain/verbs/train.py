@@ -53,7 +53,7 @@ def train(
     With `from_step` the run goes back to the snapshot of that step first. Where that would help
     after an error, a note of the error says so.
 
-    `observe` is called behind each instruction with the step that it belongs to (of an update that
+    `observe` is called after each instruction with the step that it belongs to (of an update that
     waits for the global norm, the step of its gradients) and the instruction, when what earlier
     segments left to write is on the disk: with the unit `segment` a killed run does nothing again
     of what was observed but instructions of `store.commit.lag` segments. `listener` hears of steps,

@@ -88,7 +88,7 @@ def test_a_run_that_stopped_inside_a_step(
     """The line says where, as a sentence."""
     run_dir = small_run(tmp_path, "inside a step").copy()
     assert main(["verify", str(run_dir)]) == 0
-    assert f"{run_dir} is inside step 1, behind segment" in capsys.readouterr().out
+    assert f"{run_dir} is inside step 1, after segment" in capsys.readouterr().out
 
 
 def test_everything_that_is_wrong_is_listed(

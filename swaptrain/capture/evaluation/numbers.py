@@ -30,7 +30,7 @@ _CASTS = (_aten.to.dtype, _aten._to_copy.default)
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the vector of a graph in evaluation mode holds behind the loss, in this order."""
+    """What the vector of a graph in evaluation mode holds after the loss, in this order."""
 
     scalars: tuple[str, ...] = ()
     """What the forward returns beside its loss."""

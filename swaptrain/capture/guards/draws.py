@@ -160,7 +160,7 @@ def _seeded_state() -> type:
 def _refusing(
     function: Callable[..., Any], *, unless_seeded: bool, own: int = 0
 ) -> Callable[..., Any]:
-    """Refuse a call from the model's code, or only one without a seed behind `own` arguments."""
+    """Refuse a call from the model's code, or only one without a seed after `own` arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = (*args[own:], *kwargs.values())

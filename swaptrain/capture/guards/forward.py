@@ -1,4 +1,4 @@
-"""Compares what a model remembers before and behind a forward that is being exported."""
+"""Compares what a model remembers before and after a forward that is being exported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Forward:
     added: dict[str, torch.Tensor] = field(default_factory=dict)
     """The same of attributes that held none."""
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors of this forward that containers and objects hold behind it, by path."""
+    """Tensors of this forward that containers and objects hold after it, by path."""
     clock: str | None = None
     """The line that asked for the time, if one did."""
     left: list[tuple[nn.Module, dict[str, object]]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class ForwardGuard:
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Look before and behind the forward that runs inside.
+        """Look before and after the forward that runs inside.
 
         Buffers get the tensors back that they had; `last.assigned` has the new ones. Raises
         CaptureError where the forward does what no graph can repeat.

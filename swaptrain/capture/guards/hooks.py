@@ -34,7 +34,7 @@ class ParameterHooks:
         return gradient
 
     def run_accumulated(self, parameter: torch.Tensor, total: torch.Tensor) -> None:
-        """Run the hooks behind an addition to `total`, which changes in place.
+        """Run the hooks after an addition to `total`, which changes in place.
 
         `parameter` has the weights of this moment.
         """

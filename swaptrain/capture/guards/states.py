@@ -67,7 +67,7 @@ def write_back(
         if source.op == "get_attr" and source is not buffer:
             source = _old_value(captured, source, copies, pending, trace, written)
             last = max((last, source), key=_position)
-        # Behind the copy of what the buffer held, which others may read.
+        # After the copy of what the buffer held, which others may read.
         last = max((last, copies.get(str(buffer.target), last)), key=_position)
         with captured.graph.inserting_after(last):
             detached = captured.graph.call_function(_aten.detach.default, (source,))

@@ -85,7 +85,7 @@ def _tried_accumulated(
         raise _refused(
             name,
             hook,
-            f"runs behind the addition to a gradient in float32, and the gradients are "
+            f"runs after the addition to a gradient in float32, and the gradients are "
             f"{str(parameter.dtype).removeprefix('torch.')}: use model.dtype: float32, or "
             "Parameter.register_hook",
         )

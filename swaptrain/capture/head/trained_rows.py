@@ -86,7 +86,7 @@ class Head:
 def find_head(logits: fx.Node, reader: fx.Node) -> Head | None:
     """Return the head that makes `logits`, (N, C), for `reader` alone; None where there is none.
 
-    A linear layer, and behind it only what treats each number by itself and keeps the rows.
+    A linear layer, and after it only what treats each number by itself and keeps the rows.
     """
     classes = logits.meta["val"].shape[-1]
     nodes: list[fx.Node] = []

@@ -1,6 +1,6 @@
 """Counts the trained tokens of a micro-batch on the host, before any of it is computed.
 
-What a loss is a mean of is counted where the loss reads its targets, behind whatever the model does
+What a loss is a mean of is counted where the loss reads its targets, after whatever the model does
 to the labels: a shift by one position, padding, ids that are not trained.
 """
 

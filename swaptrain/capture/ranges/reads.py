@@ -21,7 +21,7 @@ def divisible_reads(
     """Return what reads each parameter that can be divided, by its name.
 
     Nothing else reads it: products of rows in the order of their experts, or lookups. Its rows lie
-    one behind the other, without holes.
+    one after the other, without holes.
     """
     found: dict[str, list[DividedRead]] = {}
     others: set[str] = set()

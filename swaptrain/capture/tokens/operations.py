@@ -89,7 +89,7 @@ class RowOperations:
         return graph.call_function(target, args, fx.node.map_arg(node.kwargs, copies.__getitem__))
 
     def _kept(self, node: fx.Node) -> bool:
-        """Whether a matrix of rows would be the same behind the operation."""
+        """Whether a matrix of rows would be the same after the operation."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or node.all_input_nodes != [source]:
             return False

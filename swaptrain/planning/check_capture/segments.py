@@ -118,7 +118,7 @@ class SegmentSteps:
         return loss
 
     def _after_hooks(self, name: str, gradient: Tensor) -> Tensor:
-        """Return the gradient of the one micro-batch as hooks behind the addition leave it."""
+        """Return the gradient of the one micro-batch as hooks after the addition leave it."""
         hooks = self._runner.hooks.get(name)
         if hooks is None or not hooks.accumulated:
             return gradient

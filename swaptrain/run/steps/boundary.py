@@ -33,7 +33,7 @@ class Boundary:
         """Take who may want something; `step` is the first one that is done.
 
         `largest` gives the largest of the numbers that the ranks of the run give, where there are
-        several: then they stop together, behind a step.
+        several: then they stop together, after a step.
         """
         self._largest = largest
         stop.waits_for_ranks = largest is not None
@@ -51,7 +51,7 @@ class Boundary:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits for a commit behind this step."""
+        """Whether anybody waits for a commit after this step."""
         if self._exports is None:
             return self._stop.is_requested
         return self._stop.is_requested or self._exports.is_wanted()

@@ -35,7 +35,7 @@ class HeldOutLosses:
     ) -> None:
         self.evaluation = evaluation
         self.before: EvalResult | None = None
-        """Of step 0; None where a process began behind that."""
+        """Of step 0; None where a process began after that."""
         self._plan, self._executor, self._together = plan, executor, together
         self._history = EvalHistory()
 
@@ -44,12 +44,12 @@ class HeldOutLosses:
         self._history = history
 
     def add(self, step: int, result: EvalResult | None) -> None:
-        """Remember what was found behind `step`, where anything was."""
+        """Remember what was found after `step`, where anything was."""
         if result is not None:
             self._history.add(step, result.loss)
 
     def is_due(self, step: int) -> bool:
-        """Whether the data is looked at behind `step`."""
+        """Whether the data is looked at after `step`."""
         return step % self.evaluation.every == 0
 
     def reason_to_end(self) -> str | None:
@@ -65,7 +65,7 @@ class HeldOutLosses:
         )
 
     def take(self, step: int, following: Program) -> EvalResult:
-        """Compute the losses behind `step`, of which no update pends; `following` comes next."""
+        """Compute the losses after `step`, of which no update pends; `following` comes next."""
         weights, builder = self.evaluation.weights, self._plan.builder
         state = StepState(
             step=step,

@@ -40,11 +40,11 @@ class _Begun:
     instruction: Instruction
     slabs: Slabs
     made: Tensor | GradientNorms | None
-    """A loss or norms, on the host behind the mark."""
+    """A loss or norms, on the host after the mark."""
     seconds: float
     """In which the host computed it, or had the device begin."""
     mark: Any
-    """Of the device, behind it."""
+    """Of the device, after it."""
 
 
 class Executor:
@@ -72,7 +72,7 @@ class Executor:
         """Take what instructions act on; `values` keeps what forwards make, for a resume.
 
         A kill repeats the backward of `lag` segments at most. `together` are the other ranks.
-        `observe` hears of each instruction behind it, and of the step that it belongs to;
+        `observe` hears of each instruction after it, and of the step that it belongs to;
         `computed` of each one and its slabs, before anything that it made is written, and `weigh`
         too, which looks at what memory holds.
         """
@@ -95,7 +95,7 @@ class Executor:
         """Execute a program; `following` is what comes after it, for prefetch and eviction.
 
         Before each instruction `begin` is called; after each but the last one `tick`, which may
-        raise to stop, unless `quiet`. What comes behind a program is the caller's.
+        raise to stop, unless `quiet`. What comes after a program is the caller's.
         """
         durability = Durability(
             program,
@@ -167,7 +167,7 @@ class Executor:
             m = state.first + instruction.micro_batch
             state.ledger.losses[m], state.beside[m] = loss, beside
         self._guard.check()
-        # What this instruction did counts from here on, and a kill behind it must not find more
+        # What this instruction did counts from here on, and a kill after it must not find more
         # than one segment's work undone: so first what the visit before left has to be written.
         # Not before the instruction: what is written has the time of it.
         if done.position in durability.barriers:
@@ -243,7 +243,7 @@ class Executor:
         assert self._exchanges is not None, "there are other ranks"
         collects = instruction.operation is Operation.COLLECT
         if collects and not state.merged:
-            # All turns are behind it: a loss that is not finite ends all ranks with the same words.
+            # All turns are done: a loss that is not finite ends all ranks with the same words.
             self._together.merge_numbers(state.ledger, state.beside, state.micro_batches)
             state.merged = True
             self._check_loss(state)

@@ -54,7 +54,7 @@ class MetricRows:
         self._exchange = None if together is None else together.exchange
         self._order = list(plan.captured.model.parameters)
         self._written_bytes = 0
-        """By the process when the last row was made: what a step leaves is written behind it."""
+        """By the process when the last row was made: what a step leaves is written after it."""
 
     def start(self) -> None:
         """Count from here: what was written so far belongs to no step."""

@@ -1,4 +1,4 @@
-"""The steps of an open run: programs one after the other, commits behind them, one line each."""
+"""The steps of an open run: programs one after the other, commits after them, one line each."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Training:
     together: Together | None = None
     """The other ranks of the run."""
     sample: Callable[[int, int], None] | None = None
-    """Writes what the model says behind an evaluated step, in so many bytes of memory."""
+    """Writes what the model says after an evaluated step, in so many bytes of memory."""
     step: int = field(init=False)
     """The step that is being done, or the next one."""
     _pending: tuple[int, ...] = field(init=False)
@@ -221,7 +221,7 @@ class Training:
     def _keep(self, step: int) -> None:
         """Have a snapshot made of `step`, the last one done, if one is due.
 
-        Behind everything of the step and before anything of the next one: what is live then is it.
+        After everything of the step and before anything of the next one: what is live then is it.
         """
         snapshots, losses = self.snapshots, self._losses
         if snapshots is None or not snapshots.due(step, losses):
@@ -233,7 +233,7 @@ class Training:
         self.commits.then(lambda: snapshots.make(step, losses))
 
     def _sample(self, step: int) -> None:
-        """Have texts written, behind `step`: from the store, while memory holds nothing else."""
+        """Have texts written, after `step`: from the store, while memory holds nothing else."""
         if self.sample is None:
             return
         self._make_whole(step)
@@ -300,7 +300,7 @@ class Training:
         self._pending = ()
 
     def _between(self, step: int) -> None:
-        """Make the store whole behind `step` if somebody wants that: an export, or a stop."""
+        """Make the store whole after `step` if somebody wants that: an export, or a stop."""
         self.boundary.agree()
         if self.boundary.is_wanted:
             self._make_whole(step)
@@ -315,7 +315,7 @@ class Training:
             self._commit_tree(step)
 
     def _commit_tree(self, step: int) -> None:
-        """Commit behind a step for which that was not planned (with the unit `step`)."""
+        """Commit after a step for which that was not planned (with the unit `step`)."""
         assert self.trees is not None
         self.trees.include(step)
         if self._pending:

@@ -20,7 +20,7 @@ def position_text(position: RunPosition) -> str:
     if position.decision is None:
         return "at no step: its records do not fit together"
     if position.phase is Phase.BACKWARD:
-        return f"inside step {position.step}, behind segment {position.decision.segment + 1}"
+        return f"inside step {position.step}, after segment {position.decision.segment + 1}"
     if position.pending:
         pending = how_many(len(position.pending), "segment")
         return f"at step {position.done}, its update pending in {pending}"

@@ -115,7 +115,7 @@ class DirectIO:
     def write_now(self, path: Path, buffer: memoryview) -> int:
         """Overwrite part of a file like `write`, unflushed, on the thread that calls.
 
-        For what is waited for: it does not come behind all that was asked for before.
+        For what is waited for: it does not come after all that was asked for before.
         """
         _check_alignment(buffer, 0)
         return self._write(path, buffer, 0, flush=False, checksum=True)

@@ -122,7 +122,7 @@ class ExportDoor:
         return os.path.lexists(self._path)
 
     def let_in(self, step: int | None, tick: Callable[[], None]) -> None:
-        """Say that the store is whole behind `step`, and wait until the exporter is done.
+        """Say that the store is whole after `step`, and wait until the exporter is done.
 
         `tick` is called many times a second and may raise to stop. Without a step nothing is known
         of the store yet; it stays as it is all the same.

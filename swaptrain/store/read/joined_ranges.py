@@ -30,7 +30,7 @@ class _Chain:
 def joined_ranges(tensors: Iterable[StreamedTensor], root: RootRecord) -> Iterator[StreamedTensor]:
     """Yield tensors, those of ranges of rows as the whole ones that they are of.
 
-    A name may end behind that of a range, as `w[0:8].exp_avg`. What an optimizer holds in one
+    A name may end after that of a range, as `w[0:8].exp_avg`. What an optimizer holds in one
     number is the same for all ranges of a parameter, and comes once. Raises DamagedStoreError where
     a range that the `root` names is missing.
     """

@@ -1,4 +1,4 @@
-"""Snapshots: whole earlier steps, each of which holds the slots that were live behind its step.
+"""Snapshots: whole earlier steps, each of which holds the slots that were live after its step.
 
 A snapshot is made without moving a byte: `RUN/snapshots/STEP/NNN` are links to the slots that are
 live when the step is done, and a slot that a snapshot holds is not free. The commits of the next

@@ -133,7 +133,7 @@ def show_memory(
         _say(
             console,
             f"growth: {found['holder']} by {format_size(found['bytes_per_step'])} a step at "
-            f"{place}, found behind step {found['step']}",
+            f"{place}, found after step {found['step']}",
         )
 
 

@@ -73,14 +73,14 @@ def _sizes(nodes: list[fx.Node], trace: Trace, *, on_gpu: bool) -> Iterator[tupl
 
 
 def _cancelled_biases(nodes: list[fx.Node]) -> Iterator[tuple[fx.Node, str]]:
-    """Yield convolutions whose bias the mean of the batch norm behind them takes away."""
+    """Yield convolutions whose bias the mean of the batch norm after them takes away."""
     for node in nodes:
         is_convolution = str(node.target).startswith(("aten.conv", "aten.convolution"))
         has_bias = len(node.args) > 2 and isinstance(node.args[2], fx.Node)
         if not is_convolution or not has_bias or len(node.users) != 1:
             continue
         if next(iter(node.users)).target in _BATCH_NORMS:
-            yield node, "its bias is cancelled by the batch norm behind it: bias=False"
+            yield node, "its bias is cancelled by the batch norm after it: bias=False"
 
 
 def _in_place(nodes: list[fx.Node], trace: Trace) -> Iterator[tuple[fx.Node, str]]:

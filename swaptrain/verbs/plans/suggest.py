@@ -158,7 +158,7 @@ def _candidates(found: Planned) -> Iterator[_Candidate]:
     trains_all = config.lora is None
     if trains_all and config.optimizer.state == "float32" and config.optimizer.name in _CODED:
         for state in ("bfloat16", "8bit"):
-            yield _Candidate({"optimizer.state": state}, "moments rounded behind each step")
+            yield _Candidate({"optimizer.state": state}, "moments rounded after each step")
     commit = config.store.commit
     if commit.unit == "segment":
         unit = {"store.commit.unit": "step"}
