@@ -8,7 +8,7 @@ from swaptrain.capture.captured import Captured
 from swaptrain.compute.device import ComputeDevice
 from swaptrain.compute.object_tensors import object_view, views
 from swaptrain.memory.slab import Slab
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Of
 from swaptrain.store.format.object_layouts import Layouts
 
 __all__ = ["Ahead", "needed_bytes"]
@@ -63,7 +63,7 @@ class Ahead:
         for distance, later in enumerate(coming):
             slabs: dict[ObjectKey, Slab] = {}
             for key in later.needs:
-                if key in known or key.kind not in _KINDS or key.name.startswith("before."):
+                if key in known or key.kind not in _KINDS or key.of is Of.BUFFERS_BEFORE:
                     continue
                 if distance and key.kind is not Kind.STATE:
                     continue

@@ -20,7 +20,7 @@ from swaptrain.compute.segment_update import SegmentUpdate
 from swaptrain.compute.slab_tensors import Slabs, SlabTensors
 from swaptrain.compute.update import Rules
 from swaptrain.models.quantization import decode
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Of, Operation
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.roles import Role
 from swaptrain.program.state_arrays import arrays_of
@@ -96,9 +96,9 @@ class Operations:
         *,
         weights: StepWeights | None = None,
     ) -> None:
-        """Run a forward; keep the buffers from before it when the segment mutates any."""
+        """Run a forward; copy the buffers from before it where the segment mutates any."""
         self.device.begin(instruction.segment)
-        self._keep_buffers(instruction, slabs)
+        self._put_buffers_before(instruction, slabs)
         operands = self._operands(instruction, slabs)
         self.ahead.fetch(instruction)
         memory = self._tensors.saved(instruction.writes, slabs, read=False)
@@ -155,19 +155,14 @@ class Operations:
         later: dict[str, Tensor] = {}
         for key in instruction.reads:
             if key.kind is Kind.GRADIENT:
-                name = key.name.removeprefix("parameter.")
-                incoming = name in segment.outputs and name == key.name
-                (gradients if incoming else later)[name] = self._tensors.fetch(key, slabs)
+                incoming = key.of is not Of.PARAMETER and key.name in segment.outputs
+                (gradients if incoming else later)[key.name] = self._tensors.fetch(key, slabs)
         for key in instruction.writes:
             # The disk gets it, and records a checksum: a step made again has to give the same.
             clear_padding(self._layouts.array(key), slabs[key])
         first = any(key.kind is Kind.ACCUMULATOR for key in instruction.writes)
         sums = self._tensors.accumulators(instruction, slabs, read=not first)
-        partial = {
-            key.name.removeprefix("parameter."): key
-            for key in instruction.writes
-            if key.kind is Kind.GRADIENT and key.name.startswith("parameter.")
-        }
+        partial = {key.name: key for key in instruction.writes if key.of is Of.PARAMETER}
         missing = set(sums) if first else set()
         hooks = self._runner.hooks
         memory = self._tensors.saved(instruction.reads, slabs)
@@ -196,7 +191,7 @@ class Operations:
         if instruction.operation is Operation.TURN:
             self._put_buffers(instruction, slabs, operands)
         for key in instruction.writes:
-            if key.kind is Kind.GRADIENT and key.name in inputs:
+            if key.kind is Kind.GRADIENT and key.of is not Of.PARAMETER and key.name in inputs:
                 gradient = inputs[key.name]
                 target = self._tensors.view(key, slabs)
                 if gradient is None:
@@ -282,7 +277,7 @@ class Operations:
         values = {
             key.name: self._tensors.fetch(key, slabs)
             for key in instruction.reads
-            if key.kind is Kind.VALUE and not key.name.startswith("before.")
+            if key.kind is Kind.VALUE and key.of is not Of.BUFFERS_BEFORE
         }
         return Operands(parameters, self._buffers(instruction, slabs), values)
 
@@ -296,15 +291,15 @@ class Operations:
             if key.kind is Kind.STATE and key.role is Role.BUFFERS:
                 buffers.update(self._tensors.named(key, slabs))
         for key in instruction.reads:
-            if key.name.startswith("before."):
+            if key.of is Of.BUFFERS_BEFORE:
                 copies = self._tensors.named(key, slabs)
                 buffers.update({name: copy.clone() for name, copy in copies.items()})
         return buffers
 
-    def _keep_buffers(self, instruction: Instruction, slabs: Slabs) -> None:
+    def _put_buffers_before(self, instruction: Instruction, slabs: Slabs) -> None:
         for key in instruction.writes:
-            if key.name.startswith("before."):
-                source = ObjectKey(Kind.STATE, key.name.removeprefix("before."), key.segment)
+            if key.of is Of.BUFFERS_BEFORE:
+                source = ObjectKey(Kind.STATE, key.name, key.segment)
                 slabs[key].memory[:] = slabs[source].memory
 
     def _put_buffers(self, instruction: Instruction, slabs: Slabs, operands: Operands) -> None:
@@ -317,7 +312,7 @@ class Operations:
         self, instruction: Instruction, slabs: Slabs, outputs: Mapping[str, Tensor]
     ) -> None:
         for key in instruction.writes:
-            if key.kind is Kind.VALUE and not key.name.startswith("before."):
+            if key.kind is Kind.VALUE and key.of is not Of.BUFFERS_BEFORE:
                 self.device.store(self._tensors.view(key, slabs), outputs[key.name])
 
     def _put_saved(self, instruction: Instruction, slabs: Slabs, memory: Tensor | None) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from swaptrain.compute.slab_tensors import Slabs
 from swaptrain.durable.disk_backing import DiskBacking
-from swaptrain.durable.handoff import HandoffWriter, handoff_row
+from swaptrain.durable.handoff import HandoffWriter
 from swaptrain.durable.ledger import Ledger
 from swaptrain.memory.tier import Tier
 from swaptrain.program.durability import Made
 from swaptrain.program.instructions import Instruction, ObjectKey
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.record import record_size
-from swaptrain.store.format.state_record import blank_checksums, state_record
+from swaptrain.store.format.state_record import blank_checksums, handoff_row, state_record
 from swaptrain.store.slots.commit import Checksums, Committer, Started, Write
 from swaptrain.store.slots.slot import Slot
 

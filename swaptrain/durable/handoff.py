@@ -10,9 +10,10 @@ from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.memory.tier import Tier
 from swaptrain.program.durability import Made
 from swaptrain.program.instructions import Kind, ObjectKey, Program
+from swaptrain.store.format.state_record import handoff_row
 from swaptrain.store.slots.commit import Write
 
-__all__ = ["HandedOn", "HandoffWriter", "handoff_row", "largest_handoff"]
+__all__ = ["HandedOn", "HandoffWriter", "largest_handoff"]
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,6 @@ class HandoffWriter:
             return [handoff_row(key, self._checksums[key], row) for key, row in places.items()]
 
         return HandedOn(in_memory, writes, rows)
-
-
-def handoff_row(key: ObjectKey, checksums: list[int], row: int | None) -> dict[str, Any]:
-    """Return a gradient of a hand-off, in that row of its array, as a record keeps it."""
-    return {
-        "name": key.name,
-        "segment": key.segment,
-        "micro_batch": key.micro_batch,
-        "row": row,
-        "checksums": checksums,
-    }
 
 
 def largest_handoff(program: Program) -> list[ObjectKey]:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.program.double_buffer import buffer_index
-from swaptrain.program.evaluation import is_evaluated
-from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.instructions import Kind, ObjectKey, Of
 from swaptrain.program.roles import Role
-from swaptrain.store.format.object_layouts import Layouts
+from swaptrain.store.format.object_layouts import Layouts, value_file
 from swaptrain.store.paths import RunPaths, SpillFolder, segment_name
 from swaptrain.store.slots.array_files import ArrayFiles
 
@@ -36,7 +35,7 @@ class ObjectPlaces:
             return self._value(key)
         if key.kind is Kind.GRADIENT:
             row = buffer_index(self._layouts.model, key) * self._micro_batches + key.micro_batch
-            return self._files.of("gradients", key.name), row
+            return self._files.of("gradients", key.label), row
         if key.kind is Kind.SAVED:
             return self._files.of("saved", segment_name(key.segment)), key.micro_batch
         if key.kind is Kind.ACCUMULATOR:
@@ -44,14 +43,11 @@ class ObjectPlaces:
         return self._array("buffers", key), None
 
     def _value(self, key: ObjectKey) -> tuple[ArrayFiles, int]:
-        name = key.name
-        if name.startswith("before."):
-            name = f"{name}.{key.segment}"
-        if is_evaluated(name):
+        if key.of is Of.EVALUATION:
             # No more batches than a step has micro-batches pass the slices together.
             rows = min(self._micro_batches, self._layouts.evaluated_batches)
-            return self._files.of("evaluated", name), key.micro_batch % rows
-        return self._files.of("values", name), key.micro_batch
+            return self._files.of("evaluated", key.name), key.micro_batch % rows
+        return self._files.of("values", value_file(key)), key.micro_batch
 
     def _array(self, folder: SpillFolder, key: ObjectKey) -> ArrayFiles:
         files = self._files.all(folder, segment_name(key.segment))

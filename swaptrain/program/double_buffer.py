@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from swaptrain.program.instructions import ObjectKey
+from swaptrain.program.instructions import ObjectKey, Of
 from swaptrain.program.model import ModelSpec
 
 __all__ = ["buffer_index"]
@@ -18,11 +18,11 @@ def buffer_index(model: ModelSpec, key: ObjectKey) -> int:
     the last durable commit may name. Readers without a commit between them share a
     buffer: only what the last of them makes is handed on.
     """
-    if key.name in model.values:
-        readers: Sequence[int] = model.values[key.name].readers
-    else:
-        name = key.name.removeprefix("parameter.")
-        readers = [segment.index for segment in model.segments if name in segment.parameters]
+    readers: Sequence[int] = ()
+    if key.of is Of.PARAMETER:
+        readers = [segment.index for segment in model.segments if key.name in segment.parameters]
+    elif key.name in model.values:
+        readers = model.values[key.name].readers
     commits = [segment.index for segment in model.segments if model.has_state(segment)]
     readers.index(key.segment)  # raises ValueError
     commits_before = sorted({bisect_right(commits, reader) for reader in readers})

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Of, Operation
 from swaptrain.program.model import SegmentSpec, ValueSpec
 from swaptrain.program.objects import Objects
 from swaptrain.program.roles import Role
 from swaptrain.program.sharing import share
 
-__all__ = ["EvaluationSpec", "evaluation", "is_evaluated", "value_prefix"]
-
-_PREFIX = "eval"
+__all__ = ["EvaluationSpec", "evaluation", "value_prefix"]
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,8 @@ class EvaluationSpec:
 
 
 def value_prefix(number: int) -> str:
-    """Return how the names of a graph's values begin; no value of training has a dot so early."""
-    return f"{_PREFIX}{number}."
-
-
-def is_evaluated(name: str) -> bool:
-    """Whether a value of this name is one of an evaluation."""
-    head, dot, _ = name.partition(".")
-    return bool(dot) and head.startswith(_PREFIX) and head.removeprefix(_PREFIX).isdigit()
+    """Return how the names of a graph's values begin: those of two graphs lie side by side."""
+    return f"eval{number}."
 
 
 def evaluation(
@@ -107,23 +99,26 @@ def _state(part: SegmentSpec, objects: Objects) -> tuple[ObjectKey, ...]:
 
 
 def _load(graph: EvaluationSpec, m: int) -> Instruction:
-    writes = tuple(
-        ObjectKey(Kind.VALUE, value.name, 0, m)
-        for value in graph.values.values()
-        if value.producer == 0 and value.readers
-    )
+    brought = [v.name for v in graph.values.values() if v.producer == 0 and v.readers]
+    writes = _values(graph, brought, m)
     return Instruction(Operation.LOAD, 0, m, graph=graph.number, writes=writes)
 
 
 def _evaluate(graph: EvaluationSpec, index: int, m: int, objects: Objects) -> Instruction:
     part = graph.slices[index - 1]
-    inputs = (ObjectKey(Kind.VALUE, n, graph.values[n].producer, m) for n in part.inputs)
-    outputs = (n for n in part.outputs if graph.values[n].readers)
+    outputs = [n for n in part.outputs if graph.values[n].readers]
     return Instruction(
         Operation.EVALUATE,
         index,
         m,
         graph=graph.number,
-        reads=(*_state(part, objects), *inputs),
-        writes=tuple(ObjectKey(Kind.VALUE, name, index, m) for name in outputs),
+        reads=(*_state(part, objects), *_values(graph, part.inputs, m)),
+        writes=_values(graph, outputs, m),
+    )
+
+
+def _values(graph: EvaluationSpec, names: Iterable[str], m: int) -> tuple[ObjectKey, ...]:
+    return tuple(
+        ObjectKey(Kind.VALUE, name, graph.values[name].producer, m, of=Of.EVALUATION)
+        for name in names
     )

@@ -73,5 +73,5 @@ def _made(
         for key in objects.outputs(segment, m)
         if any(r in backwards or (r, m) in forwards for r in objects.model.values[key.name].readers)
     ]
-    snapshot = objects.snapshot(segment, m) if segment.index in backwards else ()
-    return present.issuperset((*read, *snapshot))
+    before = objects.buffers_before(segment, m) if segment.index in backwards else ()
+    return present.issuperset((*read, *before))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from swaptrain.program.roles import Role, role_of
 
-__all__ = ["Instruction", "Kind", "ObjectKey", "Operation", "Program"]
+__all__ = ["Instruction", "Kind", "ObjectKey", "Of", "Operation", "Program"]
 
 
 class Kind(StrEnum):
@@ -30,6 +30,22 @@ class Kind(StrEnum):
     """What autograd saves in a segment's forward of one micro-batch, for its backward: scratch."""
 
 
+class Of(StrEnum):
+    """What a value or a gradient is of, beside its kind."""
+
+    PLAIN = ""
+    """Of the training graph's value `name`. Objects of other kinds have this too."""
+    BUFFERS_BEFORE = "before"
+    """Value: copy of the array of buffers `name` from before the micro-batch's forward."""
+    PARAMETER = "parameter"
+    """Gradient: part of that of the parameter `name`, which several segments read."""
+    EVALUATION = "evaluation"
+    """Value of an evaluation's graph."""
+
+
+_PREFIXES = {Of.BUFFERS_BEFORE: "before.", Of.PARAMETER: "parameter."}
+
+
 class ObjectKey(NamedTuple):
     """The identity of an object that memory and disk hold.
 
@@ -43,16 +59,22 @@ class ObjectKey(NamedTuple):
     micro_batch: int = -1
     part: int = -1
     """Of state; -1 means the whole array."""
+    of: Of = Of.PLAIN
 
     @property
     def role(self) -> Role:
         """Of state."""
         return role_of(self.name)
 
+    @property
+    def label(self) -> str:
+        """Name that no other object of its kind, segment and micro-batch has; files have it."""
+        return _PREFIXES.get(self.of, "") + self.name
+
     def __str__(self) -> str:
         suffix = f"[{self.micro_batch}]" if self.micro_batch >= 0 else ""
         suffix += f" part {self.part}" if self.part >= 0 else ""
-        return f"{self.kind}/{self.segment:03d}/{self.name}{suffix}"
+        return f"{self.kind}/{self.segment:03d}/{self.label}{suffix}"
 
 
 class Operation(StrEnum):

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.instructions import Kind, ObjectKey, Of
 from swaptrain.program.model import ModelSpec, SegmentSpec
 from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.program.roles import Role, role_of
-from swaptrain.program.state_arrays import arrays_of, parameter_tensor
+from swaptrain.program.state_arrays import arrays_of
 
 __all__ = ["Objects"]
 
@@ -108,10 +108,10 @@ class Objects:
         }
         return tuple(keys)
 
-    def snapshot(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
-        """The buffers from before the micro-batch's forward: what its recomputation reads."""
+    def buffers_before(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
+        """Copies of the buffers from before the micro-batch's forward, for its recomputation."""
         return tuple(
-            ObjectKey(Kind.VALUE, f"before.{key.name}", segment.index, m)
+            ObjectKey(Kind.VALUE, key.name, segment.index, m, of=Of.BUFFERS_BEFORE)
             for key in self.buffers(segment)
         )
 
@@ -153,7 +153,7 @@ class Objects:
         for name in segment.parameters:
             later = [r for r in self._parameter_readers[name] if r > k]
             if self.model.parameters[name].trainable and later:
-                keys.append(ObjectKey(Kind.GRADIENT, parameter_tensor(name), later[0], m))
+                keys.append(ObjectKey(Kind.GRADIENT, name, later[0], m, of=Of.PARAMETER))
         return tuple(keys)
 
     def outgoing(self, segment: SegmentSpec, m: int) -> tuple[ObjectKey, ...]:
@@ -165,7 +165,7 @@ class Objects:
             if self.model.values[name].gradient
         ]
         keys += [
-            ObjectKey(Kind.GRADIENT, parameter_tensor(name), k, m)
+            ObjectKey(Kind.GRADIENT, name, k, m, of=Of.PARAMETER)
             for name in segment.parameters
             if self.model.parameters[name].trainable and self.model.owner[name] != k
         ]

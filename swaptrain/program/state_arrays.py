@@ -16,7 +16,6 @@ __all__ = [
     "array_of",
     "arrays_of",
     "frozen_arrays",
-    "parameter_tensor",
     "segment_arrays",
 ]
 
@@ -104,8 +103,3 @@ def accumulator_tensors(
     narrow = micro_batches == 1 and all(p.tensor.dtype == "bfloat16" for p in trained)
     tensors = [p.tensor.without_holes() for p in trained]
     return tensors if narrow else [replace(tensor, dtype="float32") for tensor in tensors]
-
-
-def parameter_tensor(name: str) -> str:
-    """Return the object name of a shared parameter's partial gradient."""
-    return f"parameter.{name}"

@@ -138,7 +138,7 @@ class StepBuilder:
             changes=self.objects.buffers(segment),
             writes=(
                 *self.objects.outputs(segment, m),
-                *(self.objects.snapshot(segment, m) if self.objects.learns(segment) else ()),
+                *(self.objects.buffers_before(segment, m) if self.objects.learns(segment) else ()),
                 *(self.objects.saved(segment, m) if segment.index in self.saves else ()),
             ),
         )
@@ -166,7 +166,7 @@ class StepBuilder:
             reads=(
                 *self.objects.weights(segment),
                 *self.objects.inputs(segment, m),
-                *(() if turn else self.objects.snapshot(segment, m)),
+                *(() if turn else self.objects.buffers_before(segment, m)),
                 *(self.objects.saved(segment, m) if saved else ()),
                 *self.objects.incoming(segment, m),
             ),

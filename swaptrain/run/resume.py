@@ -182,11 +182,11 @@ def _handoff(
 ) -> dict[ObjectKey, list[int]]:
     handoff: dict[ObjectKey, list[int]] = {}
     for row in found.rows if found is not None else ():
-        key = ObjectKey(Kind.GRADIENT, row.name, row.segment, row.micro_batch)
+        key = row.key
         if (
-            key.name not in layouts.gradients
+            key.label not in layouts.gradients
             or not backing.places.has_gradient(key)
-            or len(row.checksums) != layouts.gradients[key.name].chunks
+            or len(row.checksums) != layouts.gradients[key.label].chunks
             or key in handoff
         ):
             raise DamagedStoreError(f"a hand-off names {key}, which the model does not have")
@@ -209,7 +209,7 @@ def _damage(
                 what = "a gradient of the hand-off, without which its step cannot go on, is damaged"
                 segment = found.segment if found is not None else None
                 return DamagedStoreError(
-                    what, segment=segment, array=key.name, chunk=chunk, path=path
+                    what, segment=segment, array=key.label, chunk=chunk, path=path
                 )
     return None
 

@@ -21,7 +21,7 @@ from swaptrain.capture.losses.weighting import StepWeights
 from swaptrain.capture.uncut import Uncut
 from swaptrain.compute.object_tensors import copy_into
 from swaptrain.compute.runner import Operands, Runner
-from swaptrain.program.instructions import Kind, ObjectKey, Operation
+from swaptrain.program.instructions import Kind, ObjectKey, Of, Operation
 from swaptrain.program.model import ParameterSpec
 from swaptrain.program.step import StepBuilder
 
@@ -232,16 +232,14 @@ class _Step:
         buffers = self.buffers if turn else self.before[k, micro_batch]
         incoming = [key for key in reads if key.kind is Kind.GRADIENT]
         outputs = self.model.segment(k).outputs
-        gradients = {key.name: self.gradients[key] for key in incoming if key.name in outputs}
-        later = {
-            key.name.removeprefix("parameter."): self.gradients[key]
-            for key in incoming
-            if key.name not in outputs
-        }
+        gradients, later = dict[str, Tensor](), dict[str, Tensor]()
+        for key in incoming:
+            of_output = key.of is not Of.PARAMETER and key.name in outputs
+            (gradients if of_output else later)[key.name] = self.gradients[key]
 
         def sink(name: str, gradient: Tensor) -> None:
             if self.model.owner[name] != k:
-                key = ObjectKey(Kind.GRADIENT, f"parameter.{name}", k, micro_batch)
+                key = ObjectKey(Kind.GRADIENT, name, k, micro_batch, of=Of.PARAMETER)
                 self.gradients[key] = gradient
             elif name in self.sums:
                 self.sums[name] += gradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Of, Operation
 from swaptrain.program.model import ModelSpec
 
 __all__ = ["Contents", "Ledger", "Memory"]
@@ -78,7 +78,7 @@ class Memory:
             (key.name, key.segment, self.objects[key])
             for key in instruction.reads
             if (key.kind is Kind.STATE and not key.name.startswith("buffers_"))
-            or (key.kind is Kind.VALUE and not key.name.startswith("before."))
+            or (key.kind is Kind.VALUE and key.of is not Of.BUFFERS_BEFORE)
         ]
         return (instruction.segment, *read, *sorted(buffers.items()))
 
@@ -92,9 +92,10 @@ class Memory:
         for key in instruction.writes:
             if key.kind is not Kind.VALUE:
                 continue
-            before = key.name.removeprefix("before.")
             self.objects[key] = (
-                buffers[before] if before != key.name else self.contents.of(key.name, *arguments)
+                buffers[key.name]
+                if key.of is Of.BUFFERS_BEFORE
+                else self.contents.of(key.name, *arguments)
             )
         for key in instruction.changes:
             if key.kind is Kind.STATE:
@@ -105,23 +106,23 @@ class Memory:
         if instruction.operation is Operation.TURN:
             arguments = self._forward(instruction)
         else:
-            snapshots = {
-                key.name.removeprefix("before."): self.objects[key]
+            before = {
+                key.name: self.objects[key]
                 for key in instruction.reads
-                if key.kind is Kind.VALUE and key.name.startswith("before.")
+                if key.of is Of.BUFFERS_BEFORE
             }
-            arguments = self._arguments(instruction, snapshots)
+            arguments = self._arguments(instruction, before)
         incoming = tuple(
-            (key.name, self.objects[key]) for key in instruction.reads if key.kind is Kind.GRADIENT
+            (key.label, self.objects[key]) for key in instruction.reads if key.kind is Kind.GRADIENT
         )
         if self.model.values[self.model.loss].producer == instruction.segment:
             self.ledger.losses[instruction.micro_batch] = self.contents.of("loss", *arguments)
         for key in (*instruction.writes, *instruction.changes):
             if key.kind is Kind.GRADIENT:
-                self.objects[key] = self.contents.of("gradient", key.name, *arguments, incoming)
+                self.objects[key] = self.contents.of("gradient", key.label, *arguments, incoming)
             elif key.kind is Kind.ACCUMULATOR:
-                before = self.objects[key] if key in instruction.changes else None
-                self.objects[key] = self.contents.of("sum", before, *arguments, incoming)
+                so_far = self.objects[key] if key in instruction.changes else None
+                self.objects[key] = self.contents.of("sum", so_far, *arguments, incoming)
 
     def _norms(self, instruction: Instruction) -> None:
         segment = self.model.segment(instruction.segment)

@@ -28,7 +28,7 @@ class Places:
             if Rule.DOUBLE_BUFFERED_HANDOFF in self.rules
             else 0
         )
-        return ("gradients", key.name, buffer, key.micro_batch)
+        return ("gradients", key.label, buffer, key.micro_batch)
 
     def all(self) -> list[Place]:
         """Return all of them."""
@@ -53,4 +53,4 @@ class Places:
 
     def value_place(self, key: ObjectKey) -> Place:
         """Return where a value, or buffers, lie on the disk between forward and backward."""
-        return ("values", key.name, key.segment, key.micro_batch)
+        return ("values", key.label, key.segment, key.micro_batch)

@@ -12,7 +12,7 @@ from swaptrain.capture.captured import Captured
 from swaptrain.compute.object_tensors import copy_into
 from swaptrain.compute.runner import Operands, Runner
 from swaptrain.planning.check_capture.draws import SameDraws
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation, Program
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Of, Operation, Program
 from swaptrain.program.step import StepBuilder
 
 __all__ = ["SegmentSteps"]
@@ -38,7 +38,7 @@ class SegmentSteps:
         self._runner = Runner(captured, seed=seed, micro_batches=1)
         self._program, self._draws = _program(captured), draws
         self.buffers = {name: tensor.clone() for name, tensor in captured.buffers.items()}
-        self._before: dict[int, dict[str, Tensor]] = {}
+        self._buffers_before: dict[int, dict[str, Tensor]] = {}
         """By segment: its buffers before its forward, which the recomputation starts from."""
         self._objects: dict[ObjectKey, Tensor] = {}
         self._number = 0
@@ -54,7 +54,7 @@ class SegmentSteps:
                 for key in instruction.frees:
                     self._objects.pop(key, None)
         self._objects.clear()
-        self._before.clear()
+        self._buffers_before.clear()
         assert loss is not None, "the last segment makes the loss"
         return loss
 
@@ -74,11 +74,11 @@ class SegmentSteps:
     def _forward(self, instruction: Instruction) -> None:
         k = instruction.segment
         own = self._model.segment(k).buffers
-        self._before[k] = {name: self.buffers[name].clone() for name in own}
+        self._buffers_before[k] = {name: self.buffers[name].clone() for name in own}
         operands = self._operands(instruction, self.buffers)
         outputs = self._runner.forward(k, self._number, 0, operands)
         for key in instruction.writes:
-            if key.kind is Kind.VALUE and key.name in outputs:
+            if key.kind is Kind.VALUE and key.of is not Of.BUFFERS_BEFORE:
                 value = outputs[key.name]
                 self._objects[key] = _stored(value, value.stride())
 
@@ -88,18 +88,19 @@ class SegmentSteps:
         k = instruction.segment
         outputs = self._model.segment(k).outputs
         turn = instruction.operation is Operation.TURN
-        operands = self._operands(instruction, self.buffers if turn else self._before[k])
+        operands = self._operands(instruction, self.buffers if turn else self._buffers_before[k])
         gradients: dict[str, Tensor] = {}
         later: dict[str, Tensor] = {}
         for key in instruction.reads:
             if key.kind is Kind.GRADIENT:
-                name = key.name.removeprefix("parameter.")
-                incoming = name in outputs and name == key.name
-                (gradients if incoming else later)[name] = self._objects[key]
-        written = {key.name: key for key in instruction.writes if key.kind is Kind.GRADIENT}
+                incoming = key.of is not Of.PARAMETER and key.name in outputs
+                (gradients if incoming else later)[key.name] = self._objects[key]
+        made = [key for key in instruction.writes if key.kind is Kind.GRADIENT]
+        partial = {key.name: key for key in made if key.of is Of.PARAMETER}
+        written = {key.name: key for key in made if key.of is not Of.PARAMETER}
 
         def deliver(name: str, gradient: Tensor) -> None:
-            shared = written.get(f"parameter.{name}")
+            shared = partial.get(name)
             if shared is None:
                 sink(name, self._after_hooks(name, gradient))
             else:  # an earlier segment adds its own and delivers the sum
@@ -131,7 +132,7 @@ class SegmentSteps:
         values = {
             key.name: self._objects[key]
             for key in instruction.reads
-            if key.kind is Kind.VALUE and not key.name.startswith("before.")
+            if key.kind is Kind.VALUE and key.of is not Of.BUFFERS_BEFORE
         }
         parameters = {name: self._weights[name] for name in segment.parameters}
         return Operands(parameters, buffers, values)

@@ -21,8 +21,7 @@ from swaptrain.memory.malloc import trim
 from swaptrain.memory.slab import PAGE_BYTES, Slab, SlabPool
 from swaptrain.observe.memory_usage import peak_resident_bytes, reset_peak, resident_bytes
 from swaptrain.planning.measure.measured import Measured, kind_of
-from swaptrain.program.evaluation import is_evaluated
-from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Operation
+from swaptrain.program.instructions import Instruction, Kind, ObjectKey, Of, Operation
 from swaptrain.store.format.object_layouts import Layouts
 
 __all__ = ["Sampler"]
@@ -241,9 +240,9 @@ class Sampler:
 
         Classes of an evaluation's slices, which are numbered by themselves, come below the others.
         """
-        if key.kind is not Kind.VALUE:
+        if key.kind is not Kind.VALUE or key.of is Of.BUFFERS_BEFORE:
             return _NO_OUTPUT
-        evaluated = is_evaluated(key.name)
+        evaluated = key.of is Of.EVALUATION
         if evaluated:
             graphs = (graph.spec for graph in self.captured.evaluations)
             segments = next(spec.slices for spec in graphs if key.name in spec.values)

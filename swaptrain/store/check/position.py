@@ -47,7 +47,7 @@ def _handoff_claim(paths: RunPaths, position: RunPosition, handoff: Handoff, aga
     path = paths.gradient_record(k) if deferred else paths.live_link(k) / ZARR_JSON
     record = (position.gradients if deferred else position.live)[k]
     arrays = [
-        (paths.spilled("gradients", row.name), row.row, row.checksums) for row in handoff.rows
+        (paths.spilled("gradients", row.key.label), row.row, row.checksums) for row in handoff.rows
     ]
     return spilled_claim("hand-off", k, path, record, arrays, lambda: again("hand-off", k))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from swaptrain.program.evaluation import EvaluationSpec, is_evaluated
-from swaptrain.program.instructions import Kind, ObjectKey
+from swaptrain.program.evaluation import EvaluationSpec
+from swaptrain.program.instructions import Kind, ObjectKey, Of
 from swaptrain.program.model import ModelSpec
 from swaptrain.program.ranks import ALONE, Ranks
 from swaptrain.program.roles import SCALE_ELEMENTS, Role, role_of
@@ -15,13 +15,12 @@ from swaptrain.program.state_arrays import (
     StateShapes,
     accumulator_tensors,
     frozen_arrays,
-    parameter_tensor,
     segment_arrays,
 )
 from swaptrain.program.tensors import ITEMSIZE, TensorSpec
 from swaptrain.store.format.layout import Alike, ArrayLayout, SegmentLayout, lay_out
 
-__all__ = ["Layouts"]
+__all__ = ["Layouts", "value_file"]
 
 
 _MOST_PARTS = 16
@@ -95,7 +94,7 @@ class Layouts:
 
     @cached_property
     def values(self) -> Mapping[str, ArrayLayout]:
-        """By object name: values that somebody reads, and the buffers kept for recomputation."""
+        """By the name of their files: values that somebody reads, and buffers before a forward."""
         layouts = {
             value.name: self._array(value.name, [value.tensor])
             for value in self.model.values.values()
@@ -104,12 +103,13 @@ class Layouts:
         for k, state in self.state.items():
             for array in state.arrays:
                 if array.role is Role.BUFFERS:
-                    layouts[f"before.{array.name}.{k}"] = array
+                    key = ObjectKey(Kind.VALUE, array.name, k, of=Of.BUFFERS_BEFORE)
+                    layouts[value_file(key)] = array
         return layouts
 
     @cached_property
     def evaluated(self) -> Mapping[str, ArrayLayout]:
-        """By object name: the values of an evaluation that somebody reads."""
+        """By name: the values of an evaluation that somebody reads."""
         return {
             value.name: self._array(value.name, [value.tensor])
             for graph in self._evaluations
@@ -124,7 +124,7 @@ class Layouts:
 
     @cached_property
     def gradients(self) -> Mapping[str, ArrayLayout]:
-        """By object name: values that get a gradient, and parameters that several segments read."""
+        """By label: values that get a gradient, and parameters that several segments read."""
         layouts = {
             value.name: self._array(value.name, [value.gradient_tensor])
             for value in self.model.values.values()
@@ -135,7 +135,8 @@ class Layouts:
                 shared = self.model.owner[name] != segment.index
                 if shared and self.model.parameters[name].trainable:
                     tensor = self.model.parameters[name].tensor.without_holes()
-                    layouts[parameter_tensor(name)] = self._array(parameter_tensor(name), [tensor])
+                    label = ObjectKey(Kind.GRADIENT, name, segment.index, of=Of.PARAMETER).label
+                    layouts[label] = self._array(label, [tensor])
         return layouts
 
     def note_saved(self, segment: int, saved_bytes: int) -> None:
@@ -169,12 +170,12 @@ class Layouts:
         if key.kind is Kind.ACCUMULATOR:
             return self.accumulators[key.segment]
         if key.kind is Kind.GRADIENT:
-            return self.gradients[key.name]
+            return self.gradients[key.label]
         if key.kind is Kind.SAVED:
             return self.saved[key.segment]
-        if key.name.startswith("before."):
-            return self.values[f"{key.name}.{key.segment}"]
-        return (self.evaluated if is_evaluated(key.name) else self.values)[key.name]
+        if key.of is Of.EVALUATION:
+            return self.evaluated[key.name]
+        return self.values[value_file(key)]
 
     def chunks_of(self, key: ObjectKey) -> tuple[int, int]:
         """Return the first chunk of a part of an array, and how many there are."""
@@ -246,6 +247,11 @@ class Layouts:
         return lay_out(
             name, tensors[0].dtype, tensors, chunk_limit_bytes=self.chunk_bytes, alike=alike
         )
+
+
+def value_file(key: ObjectKey) -> str:
+    """Return the name of the files of a value, or of the copy of an array of buffers."""
+    return f"{key.label}.{key.segment}" if key.of is Of.BUFFERS_BEFORE else key.name
 
 
 def divided_arrays(

@@ -52,7 +52,7 @@ __all__ += ["ensure_group", "free_bytes"]
 __all__ += ["link_static", "lost_root", "read_buffers", "read_root", "refuse_tmpfs"]
 __all__ += ["write_buffers"]
 
-FORMAT = 6
+FORMAT = 7
 """The version of what is on disk; a store of another one is refused."""
 
 _MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}

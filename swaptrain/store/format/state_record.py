@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from swaptrain.errors import DamagedStoreError
+from swaptrain.program.instructions import Kind, ObjectKey, Of
 from swaptrain.program.roles import SCALE_ELEMENTS, Role, role_of, state_array, state_of
 from swaptrain.program.tensors import ITEMSIZE
 from swaptrain.store.format.layout import SegmentLayout
@@ -30,7 +31,7 @@ from swaptrain.store.format.schema import (
 from swaptrain.units import how_many
 
 __all__ = ["HandoffRow", "SegmentRecord", "SlotRecord", "TableRow"]
-__all__ += ["blank_checksums", "read_finished", "state_record"]
+__all__ += ["blank_checksums", "handoff_row", "read_finished", "state_record"]
 
 
 def _norm(found: float) -> float:
@@ -61,10 +62,17 @@ class HandoffRow(Record):
     """A gradient that a commit handed on: where it lies, and its checksums."""
 
     name: Name
+    of: Literal["", "parameter"] = ""
+    """Of a value, or of a parameter that several segments read."""
     segment: AtLeastOne
     micro_batch: Whole
     row: Whole | None = None
     checksums: Items[Checksum]
+
+    @property
+    def key(self) -> ObjectKey:
+        """The gradient that it is of."""
+        return ObjectKey(Kind.GRADIENT, self.name, self.segment, self.micro_batch, of=Of(self.of))
 
 
 class _Handoff(Record):
@@ -224,6 +232,18 @@ def state_record(
         "norms": dict(norms) if norms is not None else {},
         "table": layout.table(),
         **({} if scale is None else {"scale": [*scale]}),
+    }
+
+
+def handoff_row(key: ObjectKey, checksums: Sequence[int], row: int | None) -> dict[str, Any]:
+    """Return a gradient of a hand-off, in that row of its array, as a `HandoffRow` has it."""
+    return {
+        "name": key.name,
+        **({} if key.of is Of.PLAIN else {"of": key.of.value}),
+        "segment": key.segment,
+        "micro_batch": key.micro_batch,
+        "row": row,
+        "checksums": list(checksums),
     }
 
 
