@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,7 +15,12 @@ from swaptrain.program.durability import Made
 from swaptrain.program.instructions import Instruction, ObjectKey
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.record import record_size
-from swaptrain.store.format.state_record import blank_checksums, handoff_row, state_record
+from swaptrain.store.format.state_record import (
+    blank_checksums,
+    finished_record,
+    handoff_row,
+    state_record,
+)
 from swaptrain.store.slots.commit import Checksums, Committer, Started, Write
 from swaptrain.store.slots.slot import Slot
 
@@ -133,14 +138,14 @@ class Commits:
             self._note([], checksums, writes)
             sums, rest = checksums.handoff[: len(keys)], checksums.handoff[len(keys) :]
             return finished_record(
-                k,
-                version,
-                self._fingerprint,
-                dict(zip((key.name for key in keys), sums, strict=True)),
-                losses,
-                norms,
-                handed_on.rows(rest),
-                scale,
+                segment=k,
+                version=version,
+                fingerprint=self._fingerprint,
+                checksums=dict(zip((key.name for key in keys), sums, strict=True)),
+                handoff=handed_on.rows(rest),
+                losses=losses,
+                norms=norms,
+                scale=scale,
             )
 
         # In place, over the gradient of the step before. The committer goes in order: the commit
@@ -200,16 +205,26 @@ def record_bytes(
     layouts: Layouts, k: int, fingerprint: str, *, micro_batches: int, handoff: Iterable[ObjectKey]
 ) -> int:
     """Return the bytes to reserve for the records of segment `k`: of its slot, of its gradient."""
-    number = (1 << 64) - 1
-    norms = dict.fromkeys(layouts.model.segment(k).owns, -1.2345678901234567e-300)
-    losses = [-1.2345678901234567e-300] * micro_batches
+    number, real = (1 << 64) - 1, -1.2345678901234567e-300
+    norms = dict.fromkeys(layouts.model.segment(k).owns, real)
+    losses = [real] * micro_batches
+    scale = [real, number, number]
     checksums = blank_checksums(layouts.state[k])
     if k in layouts.accumulators:
         checksums["gradient"] = [number] * layouts.accumulators[k].chunks
     rows = [
         handoff_row(key, [number] * layouts.array(key).chunks, 2 * micro_batches) for key in handoff
     ]
-    finished = finished_record(k, number, fingerprint, checksums, losses, norms, rows)
+    finished = finished_record(
+        segment=k,
+        version=number,
+        fingerprint=fingerprint,
+        checksums=checksums,
+        handoff=rows,
+        losses=losses,
+        norms=norms,
+        scale=scale,
+    )
     state = state_record(
         segment=k,
         version=number,
@@ -219,28 +234,6 @@ def record_bytes(
         handoff={"gradients": rows},
         losses=losses,
         norms=norms,
+        scale=scale,
     )
     return max(record_size(finished), record_size(state))
-
-
-def finished_record(
-    k: int,
-    version: int,
-    fingerprint: str,
-    checksums: Mapping[str, list[int]],
-    losses: list[float],
-    norms: Mapping[str, float],
-    handoff: list[dict[str, Any]],
-    scale: list[float] | None = None,
-) -> dict[str, Any]:
-    """Return the record of a step's finished gradient, and of the buffers that belong to it."""
-    return {
-        "segment": k,
-        "version": version,
-        "fingerprint": fingerprint,
-        "checksums": dict(checksums),
-        "losses": losses,
-        "norms": dict(norms),
-        "handoff": {"gradients": handoff},
-        **({} if scale is None else {"scale": scale}),
-    }

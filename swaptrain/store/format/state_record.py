@@ -31,7 +31,7 @@ from swaptrain.store.format.schema import (
 from swaptrain.units import how_many
 
 __all__ = ["HandoffRow", "SegmentRecord", "SlotRecord", "TableRow"]
-__all__ += ["blank_checksums", "handoff_row", "read_finished", "state_record"]
+__all__ += ["blank_checksums", "finished_record", "handoff_row", "read_finished", "state_record"]
 
 
 def _norm(found: float) -> float:
@@ -252,14 +252,38 @@ def blank_checksums(layout: SegmentLayout) -> dict[str, list[int]]:
     return {array.name: [2**64 - 1] * array.chunks for array in layout.arrays}
 
 
+def finished_record(
+    *,
+    segment: int,
+    version: int,
+    fingerprint: str,
+    checksums: Mapping[str, Sequence[int]],
+    handoff: Sequence[Mapping[str, Any]],
+    losses: Sequence[float],
+    norms: Mapping[str, float],
+    scale: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """Return the record of a step's finished gradient, and of the buffers that belong to it."""
+    return {
+        "segment": segment,
+        "version": version,
+        "fingerprint": fingerprint,
+        "checksums": {name: list(values) for name, values in checksums.items()},
+        "losses": list(losses),
+        "norms": dict(norms),
+        "handoff": {"gradients": list(handoff)},
+        **({} if scale is None else {"scale": [*scale]}),
+    }
+
+
 def read_finished(path: Path, segment: int) -> SegmentRecord:
-    """Return the record of a segment's finished gradient (`durable/commits.py`).
+    """Return the record of a segment's finished gradient.
 
     Raises DamagedStoreError when it is missing, torn, another segment's, or says what no such
     record can say.
     """
     record = SegmentRecord.read(path)
     if record.segment != segment:
-        text = f"the record of what is kept of a segment is one of segment {record.segment}"
+        text = f"the record of a finished gradient is one of segment {record.segment}"
         raise DamagedStoreError(text, segment=segment, path=path)
     return record
