@@ -7,7 +7,15 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from swaptrain.durable.location import ABSENT, BEGUN, KEPT, LIVE, SPILLED, Location, LocationEvent
+from swaptrain.durable.location import (
+    ABSENT,
+    BEGUN,
+    FINISHED,
+    LIVE,
+    SPILLED,
+    Location,
+    LocationEvent,
+)
 from swaptrain.durable.object_places import ObjectPlaces
 from swaptrain.durable.spill_files import SpillFiles
 from swaptrain.memory.backing import Wait
@@ -63,7 +71,7 @@ class DiskBacking:
     def holds(self, key: ObjectKey) -> bool:
         if key.kind is Kind.SHARED:
             return False
-        return key.kind is Kind.STATE or self._location(key).state in (SPILLED, KEPT)
+        return key.kind is Kind.STATE or self._location(key).state in (SPILLED, FINISHED)
 
     def read(self, key: ObjectKey, slab: Slab) -> Sequence[Future[Any]]:
         location = self._location(key)
@@ -91,8 +99,8 @@ class DiskBacking:
         self._claim(files.place(row))
         location = self._location(key)
         if location.recovery_needs and location.place == files.place(row):
-            # Step s keeps the gradient of segment k. Step s+1 takes it for the update of k, whose
-            # commit is under way, and its backward spills the next sums over it. Without the
+            # Step s finishes the gradient of segment k. Step s+1 takes it for the update of k,
+            # whose commit is under way, and its backward spills the next sums over it. Without the
             # barrier, a kill before that commit finds k at s-1 and no gradient of step s.
             self.barrier()
         if key.kind is Kind.GRADIENT:
@@ -164,7 +172,7 @@ class DiskBacking:
         return Write(files, slab.memory, row)
 
     def value_write(self, key: ObjectKey, slab: Slab) -> tuple[Write, int]:
-        """Return the write that keeps a value or buffers, and its place in the journal.
+        """Return the write that saves a value or buffers, and its place in the journal.
 
         `writing` follows, with the future of the write.
         """
@@ -177,12 +185,12 @@ class DiskBacking:
         self._location(key).writing = (future,)
 
     def finished_write(self, key: ObjectKey, slab: Slab) -> Write:
-        """Return the write that keeps a segment's finished gradient, or its buffers."""
+        """Return the write of a segment's finished gradient, or of the buffers beside it."""
         files = self.places.finished(key)
         # No barrier: the commits before, that of the update that took the last gradient among
         # them, are durable when the committer's thread comes to this write.
         self._claim(files.place(None))
-        self._move(key, "keep", files, None)
+        self._move(key, "finish", files, None)
         return Write(files, slab.memory)
 
     def spill_checksums(self, key: ObjectKey) -> Sequence[Future[int]]:
@@ -229,8 +237,8 @@ class DiskBacking:
         self._move(key, "spill", *self.saved_place(key)).checksums = checksums
 
     def found_finished(self, key: ObjectKey, checksums: Sequence[int]) -> None:
-        """Take over what an earlier process kept with a finished gradient."""
-        self._move(key, "keep", self.places.finished(key), None).checksums = checksums
+        """Take over a finished gradient of an earlier process, or the buffers beside it."""
+        self._move(key, "finish", self.places.finished(key), None).checksums = checksums
 
     def locations(self) -> Iterable[Location]:
         """Return the records of the objects that were asked for or found, for a look at them."""

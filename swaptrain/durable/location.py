@@ -3,26 +3,27 @@
 An object is in one state at a time, and only these events change it. Any other pair of event and
 state is a mistake in the program, and raises RuntimeError with the object's name.
 
-    event    from                                    to
-    spill    absent, spilled, live, kept, retained   spilled
-    keep     absent, spilled, live, kept, retained   kept
-    begin    live                                    begun
-    commit   live, begun, spilled, kept              live
-    switch   live, spilled                           live
-    free     absent, spilled                         absent
-    free     kept, retained                          retained
-    revert   spilled, kept                           live
+    event    from                                        to
+    spill    absent, spilled, live, finished, retained   spilled
+    finish   absent, spilled, live, finished, retained   finished
+    begin    live                                        begun
+    commit   live, begun, spilled, finished              live
+    switch   live, spilled                               live
+    free     absent, spilled                             absent
+    free     finished, retained                          retained
+    revert   spilled, finished                           live
 
 State of segments begins as live, everything else as absent. Three transitions are missing on
 purpose.
 
     free live, free begun
                   The disk would have no version of the state.
-    spill begun, keep begun
+    spill begun, finish begun
                   The part that is written into the next slot would be lost for its commit, whose
                   record would then verify old bytes.
-    switch kept   What is kept is no part of a tree: the store would go on with buffers of another
-                  step.
+    switch finished
+                  What lies with a finished gradient is no part of a tree: the store would go on
+                  with buffers of another step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from swaptrain.program.instructions import ObjectKey
 from swaptrain.store.slots.array_files import ArrayFiles, Place
 
 __all__ = ["TRANSITIONS", "Location", "LocationEvent", "OnDisk"]
-__all__ += ["ABSENT", "BEGUN", "KEPT", "LIVE", "RETAINED", "SPILLED"]
+__all__ += ["ABSENT", "BEGUN", "FINISHED", "LIVE", "RETAINED", "SPILLED"]
 
 
 class OnDisk(StrEnum):
@@ -47,11 +48,11 @@ class OnDisk(StrEnum):
     """The disk has no version that the program needs."""
     SPILLED = "spilled"
     """It lies in its own place in RUN/spill, or in its segment's slot of the tree not live."""
-    KEPT = "kept"
+    FINISHED = "finished"
     """It lies with the record of a finished gradient. Recovery needs it until the commit of the
     update that takes it is durable."""
     RETAINED = "retained"
-    """It was kept, and the program needs it no more; recovery may, as before. An object that the
+    """It lies there, and the program needs it no more; recovery may, as before. An object that the
     program has made anew under that name is in memory only."""
     BEGUN = "begun"
     """A part of an array, in the slot of an update of which other parts are not done."""
@@ -59,19 +60,19 @@ class OnDisk(StrEnum):
     """It lies in the slot of its segment's newest version, whose commit may be under way."""
 
 
-ABSENT, SPILLED, KEPT, RETAINED, BEGUN, LIVE = OnDisk
+ABSENT, SPILLED, FINISHED, RETAINED, BEGUN, LIVE = OnDisk
 
-LocationEvent = Literal["spill", "keep", "begin", "commit", "switch", "free", "revert"]
+LocationEvent = Literal["spill", "finish", "begin", "commit", "switch", "free", "revert"]
 """What changes the state of an object on the disk."""
 
 TRANSITIONS: Mapping[LocationEvent, Mapping[OnDisk, OnDisk]] = {
-    "spill": dict.fromkeys((ABSENT, SPILLED, LIVE, KEPT, RETAINED), SPILLED),
-    "keep": dict.fromkeys((ABSENT, SPILLED, LIVE, KEPT, RETAINED), KEPT),
+    "spill": dict.fromkeys((ABSENT, SPILLED, LIVE, FINISHED, RETAINED), SPILLED),
+    "finish": dict.fromkeys((ABSENT, SPILLED, LIVE, FINISHED, RETAINED), FINISHED),
     "begin": {LIVE: BEGUN},
-    "commit": dict.fromkeys((LIVE, BEGUN, SPILLED, KEPT), LIVE),
+    "commit": dict.fromkeys((LIVE, BEGUN, SPILLED, FINISHED), LIVE),
     "switch": dict.fromkeys((LIVE, SPILLED), LIVE),
-    "free": {ABSENT: ABSENT, SPILLED: ABSENT, KEPT: RETAINED, RETAINED: RETAINED},
-    "revert": dict.fromkeys((SPILLED, KEPT), LIVE),
+    "free": {ABSENT: ABSENT, SPILLED: ABSENT, FINISHED: RETAINED, RETAINED: RETAINED},
+    "revert": dict.fromkeys((SPILLED, FINISHED), LIVE),
 }
 
 
@@ -103,4 +104,4 @@ class Location:
     @property
     def recovery_needs(self) -> bool:
         """Whether recovery may need what lies there until all commits submitted are durable."""
-        return self.state in (KEPT, RETAINED)
+        return self.state in (FINISHED, RETAINED)

@@ -57,7 +57,7 @@ class ObjectPlaces:
         """Return the files of a segment's finished gradient, or of the buffers beside it."""
         if key.kind is Kind.ACCUMULATOR:
             return self._files.of("accumulators", segment_name(key.segment))
-        return self._array("kept", key)
+        return self._array("finished", key)
 
     def frozen(self, key: ObjectKey) -> ArrayFiles:
         """Return the files of parameters that never change."""

@@ -24,12 +24,12 @@ _SHARED = "shared"
 
 
 class SpillFiles:
-    """`RUN/spill`: folders of arrays, the records of what is kept, and the journal of values.
+    """`RUN/spill`: folders of arrays, the records of finished gradients, and the journal of values.
 
     `values/NAME`, `evaluated/NAME` (of evaluations), `saved/NNN` and `gradients/NAME` have rows (of
     micro-batches; gradients two sets of them), `accumulators/NNN` and `buffers/NNN` one copy of a
-    segment's. When updates are deferred, `kept/NNN` has the record of the finished gradient in
-    `accumulators/NNN`, and the buffers that belong to it.
+    segment's. When updates are deferred, `finished/NNN` has the record of the finished gradient
+    in `accumulators/NNN`, and the buffers that belong to it.
     """
 
     def __init__(
@@ -165,4 +165,4 @@ class SpillFiles:
         for k in self._layouts.state:
             yield "buffers", segment_name(k)
             if self._deferred:
-                yield "kept", segment_name(k)
+                yield "finished", segment_name(k)

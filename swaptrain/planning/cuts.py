@@ -260,7 +260,7 @@ def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
     And that those of other ranks exchange the same. Raises ProgramError, which is a bug.
     """
     own = [k for k in layouts.accumulators if builder.ranks.owns(k)]
-    kept = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in own] if builder.deferred else []
+    finished = [ObjectKey(Kind.ACCUMULATOR, "gradient", k) for k in own] if builder.deferred else []
     if builder.ranks.count > 1:
         count = builder.ranks.count
         few = short_steps(builder)
@@ -268,7 +268,7 @@ def check_steps(builder: StepBuilder, layouts: Layouts) -> Peaks:
         check_ranks([other.step() for other in every])
         check_ranks([other.evaluation() for other in every])
     program = builder.step(pending_updates=layouts.updated if builder.deferred else ())
-    step = check_program(program, layouts.size_bytes, present=kept)
+    step = check_program(program, layouts.size_bytes, present=finished)
     evaluation = check_program(builder.evaluation(), layouts.size_bytes)
     largest = max((step, evaluation), key=lambda peaks: peaks.instruction_bytes)
     return replace(largest, live_bytes=max(step.live_bytes, evaluation.live_bytes))

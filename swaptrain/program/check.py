@@ -42,13 +42,13 @@ def check_program(
 ) -> Peaks:
     """Walk a program and raise ProgramError where it breaks a rule; return its peaks.
 
-    `present` are the objects (other than state, which always exists) that exist before it: kept
-    accumulators, a hand-off; `forwarded` are the (segment, micro-batch) whose forward an earlier
-    process ran, in the same step. Rules: what is read or changed exists; what is written fresh
-    does not exist yet; a backward comes after the forwards of its micro-batch, unless it turns; no
-    forward or backward reads state that this step has used and then updated; sums are collected
-    after all backwards of their segment and before they are used, where ranks exchange anything;
-    one instruction's objects fit `pool_bytes`, with what other ranks have sent.
+    `present` are the objects (other than state, which always exists) that exist before it:
+    finished gradients, a hand-off; `forwarded` are the (segment, micro-batch) whose forward an
+    earlier process ran, in the same step. Rules: what is read or changed exists; what is written
+    fresh does not exist yet; a backward comes after the forwards of its micro-batch, unless it
+    turns; no forward or backward reads state that this step has used and then updated; sums are
+    collected after all backwards of their segment and before they are used, where ranks exchange
+    anything; one instruction's objects fit `pool_bytes`, with what other ranks have sent.
     """
     exchanges = any(instruction.is_exchange for instruction in program)
     begun: set[int] = set()

@@ -20,7 +20,7 @@ _STEP = re.compile(r"step ([0-9]{1,18})")
 _STATE = re.compile(rf"{Kind.STATE}/([0-9]{{3,9}})/.*", re.DOTALL)
 _COMPUTING = {*Operation}
 _MARKS = ("ask for", "need")
-_USED = {*Operation, "read", "write", "commit", "keep", *_MARKS}
+_USED = {*Operation, "read", "write", "commit", "finished gradient", *_MARKS}
 _FORWARD = {Operation.FORWARD, Operation.LOAD}
 
 
@@ -177,7 +177,7 @@ def _place(event: _Event, span: _Event, step: StepTrace) -> None:
         step.reads.append(busy)
     elif event.name == "write":
         step.writes.append(busy)
-    elif event.name in ("commit", "keep"):
+    elif event.name in ("commit", "finished gradient"):
         step.commits.append(busy)
 
 

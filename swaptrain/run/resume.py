@@ -160,14 +160,14 @@ def _check_record(
 
 
 def _adopt(k: int, record: SegmentRecord, backing: DiskBacking) -> None:
-    """Let a segment's gradient, and its buffers, be those that were kept.
+    """Let a segment's gradient, and its buffers, be those that the record is of.
 
     Raises DamagedStoreError where the record has other arrays than the segment.
     """
     arrays = {name: len(sums) for name, sums in record.checksums.items()}
     if arrays != backing.places.finished_arrays(k):
         raise DamagedStoreError(
-            "what is kept of a segment has other arrays than the segment",
+            "a finished gradient has other arrays than its segment",
             segment=k,
             path=backing.files.record(k),
         )

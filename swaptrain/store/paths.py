@@ -33,7 +33,7 @@
       static/buffers/         buffers that no step changes
       spill/                  objects of the step in progress; deleted at the end of the run
         values/NAME, evaluated/NAME, gradients/NAME, saved/NNN, accumulators/NNN, buffers/NNN
-        kept/NNN              record.json of a finished gradient, and the buffers of its step
+        finished/NNN          record.json of a finished gradient, and the buffers of its step
         journal               which rows of values/ and buffers/ can be believed
       rank-NNN/               run directory of a rank, where several train together, or a link to
                               DIR/swaptrain-ranks/RUN/rank-NNN; then RUN has nothing else
@@ -76,7 +76,7 @@ SPEED_RECORD = "speed.record"
 """Written to measure the cost of a commit, beside `SPEED_PROBE`."""
 
 SpillFolder = Literal[
-    "values", "evaluated", "saved", "gradients", "accumulators", "buffers", "kept"
+    "values", "evaluated", "saved", "gradients", "accumulators", "buffers", "finished"
 ]
 """Folders of arrays in `RUN/spill`."""
 
@@ -288,7 +288,7 @@ class RunPaths:
 
     def gradient_record(self, segment: int) -> Path:
         """Return the record of a segment's finished gradient."""
-        return self.spilled("kept", segment) / "record.json"
+        return self.spilled("finished", segment) / "record.json"
 
     @property
     def snapshots(self) -> Path:

@@ -1,7 +1,7 @@
-"""The backing against a model of it: any order of spills, commits and kept gradients.
+"""The backing against a model of it: any order of spills, commits and finished gradients.
 
 The machine does as the tier and the commits do: nothing changes while it is written, commits end in
-their order, and a gradient is kept once for each commit of its segment.
+their order, and a gradient is finished once for each commit of its segment.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class BackingMachine(RuleBasedStateMachine):
         """Submitted and not durable, with what makes them so, in order."""
         self.begun: dict[int, list[ObjectKey]] = {}
         """By segment of which parts are updated: what is not."""
-        self.kept: set[int] = set()
+        self.finished: set[int] = set()
         """Segments whose finished gradient waits for its update."""
         self.needed: dict[int, tuple[list[Path], bytes]] = {}
         """By segment: files that recovery needs, and their content."""
@@ -194,7 +194,7 @@ class BackingMachine(RuleBasedStateMachine):
 
         Where sums share a place there are those of one segment at a time.
         """
-        finished = key in SUMS and key.segment in self.kept
+        finished = key in SUMS and key.segment in self.finished
         alone = self.deferred or key not in SUMS or {*SUMS}.isdisjoint({*self.content} - {key})
         if finished or not alone:
             return False
@@ -225,7 +225,7 @@ class BackingMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from(MADE))
     def free(self, key: ObjectKey) -> None:
         """The program needs an object no more, though it may still be written."""
-        if key in self.content and not (key in SUMS and key.segment in self.kept):
+        if key in self.content and not (key in SUMS and key.segment in self.finished):
             self.backing.forget(key)
             del self.content[key]
             self.slabs.pop(key, None)
@@ -300,8 +300,8 @@ class BackingMachine(RuleBasedStateMachine):
         future = self.submit(end)
         for key in STATE[k]:
             self.saved(key, future)
-        if k in self.kept:
-            self.kept.discard(k)
+        if k in self.finished:
+            self.finished.discard(k)
             self.free(SUMS[k - 1])
 
     def sums(self, files: ArrayFiles) -> list[int]:
@@ -309,7 +309,7 @@ class BackingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.deferred)
     @rule(k=st.sampled_from(SEGMENTS))
-    def keep(self, k: int) -> None:
+    def finish_gradient(self, k: int) -> None:
         """A gradient is finished, and becomes durable with the buffers of its segment."""
         if k in self.begun or not self.changed(SUMS[k - 1]):
             return
@@ -327,7 +327,7 @@ class BackingMachine(RuleBasedStateMachine):
         future = self.submit(end)
         for key in keys:
             self.saved(key, future)
-        self.kept.add(k)
+        self.finished.add(k)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -348,7 +348,7 @@ class BackingMachine(RuleBasedStateMachine):
 
 
 class FusedBackingMachine(BackingMachine):
-    """The same where no gradient is kept: the sums of all segments share one place."""
+    """The same where no gradient is finished: the sums of all segments share one place."""
 
     deferred = False
 

@@ -68,7 +68,7 @@ def test_no_buffer_changes_while_it_is_written(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every write, though slow, finds in its buffer what was there when it was asked for."""
-    original, original_keep_write = DirectIO.write, DiskBacking.finished_write
+    original, original_finished_write = DirectIO.write, DiskBacking.finished_write
     promised: dict[int, int] = {}
     changed: list[Path] = []
     lock = threading.Lock()
@@ -77,7 +77,7 @@ def test_no_buffer_changes_while_it_is_written(
         if key.kind is Kind.ACCUMULATOR:
             # Its write begins later, on the committer's thread.
             promised[address(slab.memory)] = xxhash.xxh3_64_intdigest(slab.memory)
-        return original_keep_write(self, key, slab)
+        return original_finished_write(self, key, slab)
 
     def write(self: DirectIO, path: Path, buffer: memoryview, **options: Any) -> Future[int]:
         before = xxhash.xxh3_64_intdigest(buffer)

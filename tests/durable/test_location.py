@@ -38,10 +38,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 TAKEN = {
     ("spill", "absent"), ("spill", "live"), ("spill", "spilled"),
-    ("keep", "absent"), ("keep", "retained"), ("keep", "spilled"),
-    ("begin", "live"), ("commit", "begun"), ("commit", "live"), ("commit", "kept"),
+    ("finish", "absent"), ("finish", "retained"), ("finish", "spilled"),
+    ("begin", "live"), ("commit", "begun"), ("commit", "live"), ("commit", "finished"),
     ("switch", "live"), ("switch", "spilled"),
-    ("free", "absent"), ("free", "spilled"), ("free", "kept"),
+    ("free", "absent"), ("free", "spilled"), ("free", "finished"),
 }  # fmt: skip
 """What whole steps do in any case; the rest of the table depends on how fast the disk is."""
 

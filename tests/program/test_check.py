@@ -105,11 +105,11 @@ def test_every_step_passes(builder: StepBuilder) -> None:
     peaks = check_program(program, size)
     touched = max(len(set(i.touches)) for i in program)
     assert peaks.instruction_bytes == 10 * touched
-    kept = accumulators(program)
+    finished = accumulators(program)
     updates = [k for k, arrays in builder.state_arrays.items() if arrays]
     if builder.deferred:
-        check_program(builder.step(pending_updates=updates), size, present=kept)
-        check_program(builder.flush(updates), size, present=kept)
+        check_program(builder.step(pending_updates=updates), size, present=finished)
+        check_program(builder.flush(updates), size, present=finished)
     evaluated = evaluating(builder)
     check_program(evaluated.evaluation(), size)
     loaded = [i.micro_batch for i in evaluated.evaluation() if i.operation is Operation.LOAD]

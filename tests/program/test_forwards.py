@@ -44,8 +44,8 @@ def test_whatever_is_there_the_rest_of_the_step_is_whole(
     spared = forwards(whole) - forwards(rest)
     made = {key for i in rest for key in i.writes}
     values = {key for key in present if key.kind is Kind.VALUE} - made
-    kept = sums(builder) if pending else []
-    check_program(rest, size, present=[*values, *kept], forwarded=spared)
+    finished = sums(builder) if pending else []
+    check_program(rest, size, present=[*values, *finished], forwarded=spared)
     for segment in builder.model.segments:
         if segment.buffers:  # all or none: each starts from what the one before left
             ran = {m for k, m in forwards(rest) if k == segment.index}

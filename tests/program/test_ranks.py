@@ -36,7 +36,7 @@ def of_ranks(builder: StepBuilder, count: int) -> list[StepBuilder]:
     ]
 
 
-def kept(builder: StepBuilder) -> list[ObjectKey]:
+def finished(builder: StepBuilder) -> list[ObjectKey]:
     """Return the sums that the step before has left."""
     owned = (s for s in builder.model.segments if builder.objects.has_state(s))
     return [key for s in owned for key in builder.objects.sums(s)] if builder.deferred else []
@@ -54,7 +54,7 @@ def test_all_that_is_built_fits_together(builder: StepBuilder, count: int) -> No
     ]
     evaluations = [b.evaluation() for b in every]
     for b, program in zip(every, steps, strict=True):
-        check_program(program, size, present=kept(b))
+        check_program(program, size, present=finished(b))
     for program in evaluations:
         check_program(program, size)
     check_ranks(steps)

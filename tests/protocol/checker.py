@@ -169,7 +169,7 @@ class _Checker:
         }
         rows = set()
         named: list[Place] = [("slot", slot, "record") for slot in live - {None}]
-        named += [p for p in self.disk.places if p[0] == "kept" and p[2] == "record"]
+        named += [p for p in self.disk.places if p[0] == "finished" and p[2] == "record"]
         for place in named:
             for record in self.disk.may_hold(image, place):
                 if isinstance(record, tuple):

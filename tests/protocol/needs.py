@@ -21,7 +21,7 @@ NEEDED_BY = {
         Rule.SWITCH_FLUSHED: "fused, two disks",
         Rule.COMMITS_IN_ORDER: "fused, two disks",
         Rule.GRADIENT_FLUSHED: "deferred, buffers, spilled",
-        Rule.BUFFERS_KEPT: "deferred, buffers, spilled",
+        Rule.BUFFERS_FINISHED: "deferred, buffers, spilled",
         Rule.GRADIENT_AWAITED: "deferred, buffers, spilled",
         Rule.METRICS_FLUSHED: "trees",
         Rule.TREE_FLUSHED: "trees",

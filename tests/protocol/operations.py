@@ -123,23 +123,23 @@ class DiskOps:
         ]
         return tree
 
-    def keep(self, now: Step, instruction: Instruction) -> None:
-        """Keep a finished gradient, and the buffers that belong to it, with the hand-off."""
+    def finish_gradient(self, now: Step, instruction: Instruction) -> None:
+        """Write a finished gradient, and the buffers that belong to it, with the hand-off."""
         k = instruction.segment
-        kept = {}
+        contents = {}
         places: dict[Place, Any] = {}
         for key in instruction.reads:
-            if key.kind is Kind.STATE and Rule.BUFFERS_KEPT not in self.rules:
+            if key.kind is Kind.STATE and Rule.BUFFERS_FINISHED not in self.rules:
                 continue
-            kept[key] = now.memory.objects[key]
-            places[self.places.kept_place(key)] = kept[key]
+            contents[key] = now.memory.objects[key]
+            places[self.places.finished_place(key)] = contents[key]
         losses, norms = now.memory.ledger.frozen()
         norms = self.owned(k, norms)
         live, in_memory = self._handoff(now)
         if Rule.HANDOFF not in self.rules:
             in_memory = {}
-        record = ("kept", k, now.version, tuple(kept.items()), live, losses, norms)
-        place: Place = ("kept", k, "record")
+        record = ("finished", k, now.version, tuple(contents.items()), live, losses, norms)
+        place: Place = ("finished", k, "record")
         job = (
             write({**places, **in_memory}),
             flush(places, Rule.GRADIENT_FLUSHED, self.rules),
@@ -149,10 +149,10 @@ class DiskOps:
         )
         now.ops.append(("submit", job))
         if Rule.GRADIENT_AWAITED in self.rules:
-            now.awaited.update(key for key in kept if key.kind is Kind.ACCUMULATOR)
+            now.awaited.update(key for key in contents if key.kind is Kind.ACCUMULATOR)
 
     def save(self, now: Step, instruction: Instruction) -> None:
-        """Keep what a forward made, and the buffers behind the last one of its segment."""
+        """Write what a forward made, and the buffers behind the last one of its segment."""
         keys = [key for key in instruction.writes if key.kind is Kind.VALUE]
         if instruction.micro_batch == self.builder.micro_batches - 1:
             keys += [key for key in instruction.changes if key.kind is Kind.STATE]
@@ -183,7 +183,7 @@ class DiskOps:
                     now.ops.append(("barrier",))
                     now.awaited.discard(key)
                 if self.scenario.journal:
-                    place = self.places.kept_place(key)
+                    place = self.places.finished_place(key)
                     now.ops.append(write({place: now.memory.objects[key]}))
 
     def owned(self, k: int, norms: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

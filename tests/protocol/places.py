@@ -41,15 +41,15 @@ class Places:
                 if key.kind is Kind.GRADIENT:
                     places[self.row(key)] = None
             if instruction.operation is Operation.NORMS:
-                places["kept", instruction.segment, "record"] = None
-                places.update(dict.fromkeys(map(self.kept_place, instruction.reads)))
+                places["finished", instruction.segment, "record"] = None
+                places.update(dict.fromkeys(map(self.finished_place, instruction.reads)))
         if self.scenario.values:
             places.update(dict.fromkeys(map(self.value_place, recoverable(step))))
         return list(places)
 
-    def kept_place(self, key: ObjectKey) -> Place:
-        """Return where a finished gradient, or its buffers, are kept beside their slot."""
-        return ("kept", key.segment, key.name)
+    def finished_place(self, key: ObjectKey) -> Place:
+        """Return where a finished gradient, or its buffers, lie beside their slot."""
+        return ("finished", key.segment, key.name)
 
     def value_place(self, key: ObjectKey) -> Place:
         """Return where a value, or buffers, lie on the disk between forward and backward."""

@@ -64,22 +64,22 @@ class Recovery:
             written = frozenset(k for k in scenario.stored if self._is_written(image, k))
             return Start(self.scripts.creation(written), decide(Found(None)))
         records = {k: self._record(image, ("live", k)) for k in scenario.stored}
-        kept = self._kept(image) if scenario.journal else None
-        decision, handoff = self._decide(image, records, kept)
+        finished = self._finished(image) if scenario.journal else None
+        decision, handoff = self._decide(image, records, finished)
         state = self._state(image, records)
         sums: dict[ObjectKey, int] = {}
         awaited: set[ObjectKey] = set()
         if decision.action is Action.CONTINUE:
-            above = {k: row for k, row in (kept or {}).items() if k > decision.segment}
+            above = {k: row for k, row in (finished or {}).items() if k > decision.segment}
             for record in above.values():
                 awaited |= self._adopt(image, record, state, sums)
-            ledger = _ledger(records if kept is None else above, decision.step)
+            ledger = _ledger(records if finished is None else above, decision.step)
             cut = self._metrics(image, decision.done, Ledger())
         else:
             for k in decision.pending:
-                awaited |= self._adopt(image, (kept or {})[k], state, sums)
-            of_step = kept and all(row[2] == decision.done for row in kept.values())
-            ledger = _ledger(kept if kept and of_step else records, decision.done)
+                awaited |= self._adopt(image, (finished or {})[k], state, sums)
+            of_step = finished and all(row[2] == decision.done for row in finished.values())
+            ledger = _ledger(finished if finished and of_step else records, decision.done)
             cut = self._metrics(image, decision.done, ledger)
         going_on = decision.action is Action.CONTINUE or decision.pending
         losses, norms = ledger.frozen() if going_on else ((), ())
@@ -100,11 +100,11 @@ class Recovery:
         return Start(self.scripts.script(context), decision)
 
     def _decide(
-        self, image: Image, records: dict[int, Any], kept: dict[int, Any] | None
+        self, image: Image, records: dict[int, Any], finished: dict[int, Any] | None
     ) -> tuple[Decision, dict[ObjectKey, int]]:
         """Decide by what verifies; return the hand-off of the step that was being committed."""
         newest = max(record[2] for record in records.values())
-        step, commits = (newest, records) if kept is None else (newest + 1, kept)
+        step, commits = (newest, records) if finished is None else (newest + 1, finished)
         done = {k for k, record in commits.items() if record[2] == step}
         missing = max(records.keys() - done, default=0)
         lowest = min((k for k in done if k > missing), default=0)
@@ -118,8 +118,8 @@ class Recovery:
         found = Found(
             versions=tuple(records[k][2] if k in records else None for k in segments),
             gradients=None
-            if kept is None
-            else tuple(kept[k][2] if k in kept else None for k in segments),
+            if finished is None
+            else tuple(finished[k][2] if k in finished else None for k in segments),
             handoffs=frozenset({(lowest, step)} if interrupted and verifies else ()),
         )
         return decide(found), handoff
@@ -201,10 +201,10 @@ class Recovery:
             for key, content in self.scripts.arrays(k, record[3])
         }
 
-    def _kept(self, image: Image) -> dict[int, Any]:
+    def _finished(self, image: Image) -> dict[int, Any]:
         rows = {}
         for k in self.scripts.scenario.stored:
-            record = self.disk.read(image, ("kept", k, "record"))
+            record = self.disk.read(image, ("finished", k, "record"))
             if isinstance(record, tuple):
                 rows[k] = record
         return rows
@@ -216,10 +216,10 @@ class Recovery:
         state: dict[ObjectKey, int],
         sums: dict[ObjectKey, int],
     ) -> set[ObjectKey]:
-        """Take over what was kept of a segment; return the finished gradient of it."""
+        """Take over the finished gradient of a segment, and its buffers; return the gradient."""
         for key, content in record[3]:
-            if self.disk.read(image, self.scripts.places.kept_place(key)) != content:
-                raise LostError(f"what was kept of segment {key.segment} does not verify")
+            if self.disk.read(image, self.scripts.places.finished_place(key)) != content:
+                raise LostError(f"the finished gradient of segment {key.segment} does not verify")
             (sums if key.kind is Kind.ACCUMULATOR else state)[key] = content
         return {key for key, _ in record[3] if key.kind is Kind.ACCUMULATOR}
 

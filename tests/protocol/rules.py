@@ -20,7 +20,7 @@ class Rule(StrEnum):
     SWITCH_FLUSHED = "a slot is reused when the switch away from it is durable"
     COMMITS_IN_ORDER = "commits become durable one after the other"
     GRADIENT_FLUSHED = "a finished gradient is flushed before its record, that before what follows"
-    BUFFERS_KEPT = "mutated buffers are kept with the finished gradient"
+    BUFFERS_FINISHED = "mutated buffers are written with the finished gradient"
     GRADIENT_AWAITED = "a finished gradient is overwritten when its update is durable"
     METRICS_FLUSHED = "the line of metrics is flushed before the next step commits"
     TREE_FLUSHED = "a tree is flushed before the switch to it"

@@ -65,7 +65,7 @@ class Scenario:
 
     @property
     def journal(self) -> bool:
-        """Whether finished gradients are kept beside the slots."""
+        """Whether finished gradients lie beside the slots."""
         return self.builder.deferred and not self.is_whole
 
     def shape_class(self, k: int) -> str:

@@ -182,7 +182,7 @@ class Scripts:
             if instruction.operation is Operation.UPDATE:
                 self._update(now, instruction, update_step, deferred=deferred)
             elif instruction.operation is Operation.NORMS and not self.scenario.is_whole:
-                self.disk.keep(now, instruction)
+                self.disk.finish_gradient(now, instruction)
             elif instruction.operation is Operation.FORWARD and self.scenario.values:
                 self.disk.save(now, instruction)
             for key in instruction.frees:

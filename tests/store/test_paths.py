@@ -120,7 +120,7 @@ def test_the_search_finds_a_number_that_is_written() -> None:
     ("source", "names"),
     [
         ('path = run_dir / "store" / "segments"', ["segments", "store"]),
-        ('file = f"{run_dir}/spill/kept/{k:03d}/record.json"', ["record.json"]),
+        ('file = f"{run_dir}/spill/finished/{k:03d}/record.json"', ["record.json"]),
         ('_NAME = "metrics.jsonl"', ["metrics.jsonl"]),
         ('for file in run_dir.glob("slots/*/zarr.json"): file.unlink()', ["slots", "zarr.json"]),
         ('raise ValueError("it has no config.yaml")', []),

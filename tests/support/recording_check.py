@@ -49,7 +49,7 @@ class Promises:
         """Promise nothing but the data: a run was started over."""
         self.created = False
         self.versions: dict[int, int] = {}
-        self.kept: dict[int, int] = {}
+        self.finished: dict[int, int] = {}
         """By segment: finished gradients beside the slots."""
         self._line = self.tree = self.snapshot = 0
 
@@ -66,14 +66,14 @@ class Promises:
                 self.tree = step
             case ("committed", segment, version):
                 self.versions[segment] = version
-            case ("kept", segment, version):
-                self.kept[segment] = version
+            case ("finished", segment, version):
+                self.finished[segment] = version
             case ("snapshot", step):
                 self.snapshot = step
             case ("fresh",):
                 self.reset()
             case ("back",):
-                self.versions, self.kept = {}, {}
+                self.versions, self.finished = {}, {}
                 self._line = self.tree = self.snapshot = 0
 
     @property
@@ -112,7 +112,7 @@ class Known:
 
 
 def _identity(path: str, record: dict[str, Any]) -> tuple[Any, ...]:
-    kind = next((part for part in ("kept", "frozen") if f"/{part}/" in path), "state")
+    kind = next((part for part in ("finished", "frozen") if f"/{part}/" in path), "state")
     return kind, record["segment"], record["version"]
 
 
@@ -131,7 +131,7 @@ class Found:
     root_step: int = 0
     decision: Decision | None = None
     versions: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, int] = field(default_factory=dict)
     lines: list[list[Any]] = field(default_factory=list)
     """Of metrics.jsonl, behind the cut."""
     completes: bool = False
@@ -215,7 +215,7 @@ def _look(job: Job, known: Known, found: Found) -> None:
         if not known.same(slot.record_path, record.attributes()):
             found.wrong.append(f"segment {k} has other content of version {record.version}")
         _verify_arrays(slot, record, found)
-        _look_at_kept(backing.files.record(k), known, found)
+        _look_at_finished(backing.files.record(k), known, found)
     for location in backing.locations():
         (path, first, row), checksums = location.place, location.checksums or ()
         _verify(path if row is None else path / "c" / str(row), first, checksums, row, found)
@@ -229,12 +229,12 @@ def _look(job: Job, known: Known, found: Found) -> None:
             _look_at_snapshot(k, slot, snapshot.step, known, found)
 
 
-def _look_at_kept(path: Path, known: Known, found: Found) -> None:
+def _look_at_finished(path: Path, known: Known, found: Found) -> None:
     try:
         record = read_record(path)
     except DamagedStoreError:
         return
-    found.kept[record["segment"]] = int(record["version"])
+    found.finished[record["segment"]] = int(record["version"])
     if not known.same(path, record):
         found.wrong.append(f"{path} has other content")
 
@@ -308,9 +308,9 @@ def judge(found: Found, promised: Promises, known: Known, *, deferred: bool) -> 
     for k, version in promised.versions.items():
         if found.versions.get(k, -1) < version:
             wrong.append(f"segment {k} was committed as {version}, is {found.versions.get(k)}")
-    for k, version in promised.kept.items():
-        if max(found.versions.get(k, -1), found.kept.get(k, -1)) < version:
-            wrong.append(f"the gradient of segment {k} was kept as {version}, is lost")
+    for k, version in promised.finished.items():
+        if max(found.versions.get(k, -1), found.finished.get(k, -1)) < version:
+            wrong.append(f"the gradient of segment {k} was finished as {version}, is lost")
         goes_on = decision.action is Action.CONTINUE and decision.segment < k
         if deferred and version == decision.step and not goes_on:
             wrong.append(f"the backward of segment {k} in step {version} is to be done again")

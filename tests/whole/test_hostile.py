@@ -129,7 +129,7 @@ def test_pipes_are_not_waited_for(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pipe or a socket in the place of a chunk or of the root would never end."""
-    for place in ("store/zarr.json", "metrics.jsonl", "lock", "spill/kept/pipe"):
+    for place in ("store/zarr.json", "metrics.jsonl", "lock", "spill/finished/pipe"):
         run = job.copy()
         (run / place).parent.mkdir(exist_ok=True)
         (run / place).unlink(missing_ok=True)

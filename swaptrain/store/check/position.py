@@ -55,7 +55,7 @@ def _handoff_claim(paths: RunPaths, position: RunPosition, handoff: Handoff, aga
 def _gradient_claim(paths: RunPaths, k: int, record: SegmentRecord, again: Again) -> Claim:
     """Return the finished gradient of a segment, where it was spilled to, and its buffers."""
     arrays = [
-        (paths.spilled("accumulators" if name == "gradient" else "kept", k) / name, None, sums)
+        (paths.spilled("accumulators" if name == "gradient" else "finished", k) / name, None, sums)
         for name, sums in record.checksums.items()
     ]
     path = paths.gradient_record(k)

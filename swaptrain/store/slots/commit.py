@@ -130,7 +130,7 @@ class Committer:
         writes: Sequence[Write],
         after: Callable[[], None] | None = None,
     ) -> Future[None]:
-        """Write arrays in place, flush them, then a record of them: spilled gradients.
+        """Write arrays in place, flush them, then a record of them: a finished gradient.
 
         In the same order as the commits. `record` gets the checksums as `handoff`.
         """
@@ -144,7 +144,7 @@ class Committer:
             if after is not None:
                 after()
 
-        return self._submit("keep", record_path, finish)
+        return self._submit("finished gradient", record_path, finish)
 
     def then(self, action: Callable[[], None]) -> Future[None]:
         """Run `action` on the committer's thread once all that was submitted before is durable."""

@@ -199,4 +199,4 @@ def _read_through_cache(paths: RunPaths) -> Iterator[Path]:
         yield paths.root_record(tree)
     for folder in (paths.slots, paths.frozen):
         yield from folder.glob(f"*/{ZARR_JSON}")
-    yield from paths.spill_folder("kept").glob("*/*.json")
+    yield from paths.spill_folder("finished").glob("*/*.json")

@@ -139,8 +139,8 @@ def _inside(position: RunPosition) -> str:
         committed = [k for k in position.live if k > position.decided().segment]
         text = f"segments {committed[0]} to {committed[-1]} are committed"
     else:
-        kept = position.gradients_used
-        text = f"the gradients of segments {kept[0]} to {kept[-1]} are kept"
+        finished = position.gradients_used
+        text = f"the gradients of segments {finished[0]} to {finished[-1]} are finished"
     return f"inside step {position.step}: {text}"
 
 

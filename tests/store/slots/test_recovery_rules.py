@@ -181,14 +181,14 @@ def test_recovery_reads_what_the_disk_holds(
     """Pages that a failed flush left in the cache are dropped before anything is read."""
     dropped: list[Path] = []
     monkeypatch.setattr(swaptrain.store.slots.recovery_rules, "drop_cached", dropped.append)
-    for name in ("metrics.jsonl", "slots/x/zarr.json", "spill/kept/001/record.json"):
+    for name in ("metrics.jsonl", "slots/x/zarr.json", "spill/finished/001/record.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     flush_everything(tmp_path)
     assert [str(path.relative_to(tmp_path)) for path in dropped] == [
         "metrics.jsonl",
         "slots/x/zarr.json",
-        "spill/kept/001/record.json",
+        "spill/finished/001/record.json",
     ]
 
 
