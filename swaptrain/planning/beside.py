@@ -71,7 +71,7 @@ def check_divisible(state: Mapping[int, Sequence[str]], ranks: Ranks) -> None:
     `state` has by segment the arrays that an update changes.
     """
     trained = [k for k, names in state.items() if names]
-    without = [r for r in range(ranks.count) if not any(ranks.owner(k) == r for k in trained)]
+    without = ranks.owners_of_none(trained)
     if ranks.count > 1 and without:
         raise echoed(
             ConfigError(

@@ -23,7 +23,6 @@ from swaptrain.program.ranks import STAGING_BYTES, Ranks
 from swaptrain.program.residency import Traffic
 
 __all__ = ["RankCost", "StepOfRanks", "choose_together", "plans_of_ranks", "price_ranks"]
-__all__ += ["step_committed"]
 
 Seconds = Callable[[Instruction], float]
 
@@ -66,12 +65,6 @@ class StepOfRanks:
             return None
         taken = {"disk": self.io_s, "link": self.link_s, "computing": self.work_s}
         return max(taken, key=lambda name: taken[name])
-
-
-def step_committed(config: Config) -> Config:
-    """Return the config as ranks take it: a step is committed as a whole."""
-    commit = config.store.commit.model_copy(update={"unit": "step"})
-    return config.model_copy(update={"store": config.store.model_copy(update={"commit": commit})})
 
 
 def plans_of_ranks(

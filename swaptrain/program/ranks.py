@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ALONE", "PIECE_BYTES", "STAGING_BYTES", "Ranks"]
+__all__ = ["ALONE", "MOST_RANKS", "PIECE_BYTES", "STAGING_BYTES", "Ranks"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Ranks:
         """Whether this rank has a segment's state."""
         return self.owner(segment) == self.rank
 
+    def owners_of_none(self, segments: Iterable[int]) -> list[int]:
+        """Return the ranks that own none of these segments."""
+        owners = {self.owner(segment) for segment in segments}
+        return [rank for rank in range(self.count) if rank not in owners]
+
+    def divide(self, micro_batches: int) -> bool:
+        """Whether each rank gets as many of a step's micro-batches as every other one."""
+        return micro_batches % self.count == 0
+
     def share(self, micro_batches: int) -> int:
         """Return how many of a step's micro-batches each rank computes."""
         return micro_batches // self.count
@@ -32,6 +42,8 @@ class Ranks:
         return self.rank * self.share(micro_batches)
 
 
+MOST_RANKS = 999
+"""Of one run: the name of a rank's directory has three digits."""
 PIECE_BYTES = 4 << 20
 """Of sums on their way from one rank to another: a multiple of a page."""
 STAGING_BYTES = 3 * PIECE_BYTES

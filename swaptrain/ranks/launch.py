@@ -6,11 +6,9 @@ import os
 from dataclasses import dataclass
 
 from swaptrain.errors import ConfigError
-from swaptrain.program.ranks import Ranks
+from swaptrain.program.ranks import MOST_RANKS, Ranks
 
 __all__ = ["Launch", "launched"]
-
-_MOST = 999
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ def launched() -> Launch | None:
             f"the environment does not say which of several processes this is ({error}): start "
             "them with torchrun, or unset WORLD_SIZE"
         ) from None
-    if not 0 <= rank < count <= _MOST or local_count < 1:
-        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {count}: at most {_MOST} ranks work")
+    if not 0 <= rank < count <= MOST_RANKS or local_count < 1:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {count}: at most {MOST_RANKS} ranks work")
     return Launch(Ranks(rank, count), local_rank, local_count, restarts)
 
 

@@ -26,7 +26,7 @@ from swaptrain.store.format.root import (
     link_static,
     read_root,
 )
-from swaptrain.store.paths import TREES, RunPaths, link_text, rank_dirs, slot_name
+from swaptrain.store.paths import TREES, RunPaths, link_text, other_tree, rank_dirs, slot_name
 from swaptrain.store.read.step_in_links import Copier, delete
 from swaptrain.store.read.stored_segments import StoredSegment, check_segment, stored_segment
 from swaptrain.units import how_many
@@ -73,12 +73,11 @@ def rank_trees(run_dir: Path) -> list[RankTree]:
                 "two trainings only: stop it (SIGTERM), or wait until it ends"
             )
     roots = [{tree: read_root(directory, tree=tree) for tree in TREES} for directory in directories]
-    live = [_live(directory) for directory in directories]
+    live = [RunPaths(directory).live_tree() for directory in directories]
     standings = []
     for own, tree in zip(roots, live, strict=True):
         steps = {name: None if root is None else root.step for name, root in own.items()}
-        other = TREES[1] if tree == TREES[0] else TREES[0]
-        standings.append(Standing(steps.get(tree or ""), steps[other]))
+        standings.append(Standing(steps.get(tree or ""), steps[other_tree(tree)]))
     step = common_step(standings, [str(directory) for directory in directories])
     if step is None:
         raise ConfigError(f"{run_dir}: the creation of the run was never finished: start it again")
@@ -136,12 +135,12 @@ def lay_out(
         if path.exists():
             there.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, there / path.name)
-    tree, numbers = TREES[0], Counter[str]()
+    tree, numbers, before = TREES[0], Counter[str](), Ranks(count=len(stores))
     ensure_group(paths.segments(tree))
     rows = []
     for row in first.root.segments:
         k = row.segment
-        owner = stores[k % len(stores)]
+        owner = stores[before.owner(k)]
         found, row = owner.segments[k - 1], owner.root.segments[k - 1]
         if not ranks.owns(k):
             changed = {"parameters": (), "state": False, "frozen": False}
@@ -195,11 +194,6 @@ def joined(run_dir: Path, note: Callable[[str], None]) -> Iterator[Path]:
     finally:
         lock.close()
         delete(there)
-
-
-def _live(directory: Path) -> str | None:
-    store = RunPaths(directory).store
-    return store.readlink().name if store.is_symlink() else None
 
 
 def _segments(directory: Path, root: RootRecord, tree: str, step: int) -> Iterator[StoredSegment]:

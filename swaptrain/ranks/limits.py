@@ -6,6 +6,7 @@ from pathlib import Path
 
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
+from swaptrain.program.ranks import Ranks
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.own_disk import RANKS, check_rank_links
 from swaptrain.store.format.root import read_root
@@ -13,7 +14,7 @@ from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs, rank_of
 from swaptrain.units import how_many
 
 __all__ = ["check_alone", "check_possible", "check_resharded", "check_together"]
-__all__ += ["config_of_rank", "rank_count", "refuse_part"]
+__all__ += ["config_of_rank", "rank_count", "refuse_part", "step_committed"]
 
 _NO_SNAPSHOTS = (
     "store.keep and --from-step: several ranks make no snapshots yet, since each would have to be "
@@ -72,7 +73,7 @@ def check_resharded(run_dir: Path) -> None:
 def check_possible(config: Config, count: int) -> None:
     """Raise ConfigError for keys with which so many ranks cannot train, in one line each."""
     data, store = config.data, config.store
-    if data.micro_batches % count:
+    if not Ranks(count=count).divide(data.micro_batches):
         near = -(-data.micro_batches // count) * count
         raise ConfigError(
             f"data.micro_batches is {data.micro_batches}, which {count} ranks cannot divide: "
@@ -138,10 +139,14 @@ def config_of_rank(config: Config, launch: Launch, *, gpus: int) -> Config:
                 "here (--nproc-per-node)"
             )
         device = f"cuda:{launch.local_rank}"
-    commit = config.store.commit.model_copy(update={"unit": "step"})
-    store = config.store.model_copy(update={"commit": commit})
     run = config.run.model_copy(update={"dir": rank_dir(config.run.dir, launch.ranks.rank)})
     reporters = config.train.report_to if not launch.ranks.rank else ()
     train = config.train.model_copy(update={"report_to": reporters})
-    changed = {"device": device, "store": store, "run": run, "train": train}
-    return config.model_copy(update=changed)
+    changed = {"device": device, "run": run, "train": train}
+    return step_committed(config).model_copy(update=changed)
+
+
+def step_committed(config: Config) -> Config:
+    """Return the config as ranks take it: a step is committed as a whole."""
+    commit = config.store.commit.model_copy(update={"unit": "step"})
+    return config.model_copy(update={"store": config.store.model_copy(update={"commit": commit})})

@@ -54,8 +54,8 @@ from pathlib import Path
 from typing import Literal
 
 __all__ = ["ASIDE", "LINKS", "NEXT", "POOL_LINK", "SPEED_PROBE", "SPEED_RECORD", "TREES"]
-__all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "rank_dir", "rank_dirs"]
-__all__ += ["rank_links", "rank_of", "segment_name", "slot_name", "snapshot_name"]
+__all__ += ["ZARR_JSON", "RunPaths", "SpillFolder", "link_text", "other_tree", "rank_dir"]
+__all__ += ["rank_dirs", "rank_links", "rank_of", "segment_name", "slot_name", "snapshot_name"]
 
 ZARR_JSON = "zarr.json"
 """Metadata of a zarr group or array; of the root, a slot and a snapshot it is the record."""
@@ -220,6 +220,10 @@ class RunPaths:
         """Directory of the two trees of a store with the unit `step`."""
         return self.run_dir / "trees"
 
+    def live_tree(self) -> str | None:
+        """Return the name of the live tree; None where the store is no link to one."""
+        return self.store.readlink().name if self.store.is_symlink() else None
+
     def hierarchy(self, tree: str | None = None) -> Path:
         """Return one of the two trees, or the live hierarchy."""
         return self.store if tree is None else self.trees / tree
@@ -358,6 +362,11 @@ class RunPaths:
             *(self.lock, self.run_id, self.export_request),
             *(self.run_dir / SPEED_PROBE, self.run_dir / SPEED_RECORD),
         )
+
+
+def other_tree(live: str | None) -> str:
+    """Return the name of the tree that is not live: tree a where neither is."""
+    return TREES[1] if live == TREES[0] else TREES[0]
 
 
 def rank_dir(run_dir: Path, rank: int) -> Path:

@@ -124,16 +124,17 @@ def _prepare(
 def _check_count(config: Config | None, stores: Sequence[RankStore], count: int) -> None:
     """Raise ConfigError where so many ranks could not go on with the run."""
     trained = [row.segment for s in stores for row in s.root.segments if row.state]
-    for rank in range(count):
-        if not any(Ranks(rank, count).owns(k) for k in trained):
-            raise ConfigError(
-                f"--ranks {count}: rank {rank} would own no segment that is trained, of "
-                f"{len(trained)}: give fewer"
-            )
+    ranks = Ranks(count=count)
+    without = ranks.owners_of_none(trained)
+    if without:
+        raise ConfigError(
+            f"--ranks {count}: rank {without[0]} would own no segment that is trained, of "
+            f"{len(trained)}: give fewer"
+        )
     if config is None:
         return
     micro_batches = config.data.micro_batches
-    if micro_batches % count:
+    if not ranks.divide(micro_batches):
         divisors = [str(n) for n in range(1, micro_batches + 1) if not micro_batches % n]
         raise ConfigError(
             f"--ranks {count}: data.micro_batches of this run is {micro_batches}, which {count} "

@@ -17,8 +17,9 @@ from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.machine.speeds import Machine
 from swaptrain.planning.planner import Plan
-from swaptrain.planning.rank_costs import price_ranks, step_committed
+from swaptrain.planning.rank_costs import price_ranks
 from swaptrain.program.cost import Disk, IOWork
+from swaptrain.ranks.limits import step_committed
 from swaptrain.store.format.root import RootRecord
 from swaptrain.verbs.plans import planned as planned_module
 from swaptrain.verbs.plans import ranks as ranks_module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,10 +93,8 @@ def _segment(
 
 
 def _live_tree(run_dir: Path) -> str | None:
-    store = RunPaths(run_dir).store
-    if not store.is_symlink():
-        return None
-    tree = Path(os.readlink(store)).name
-    if tree not in TREES:
-        raise DamagedStoreError("the store is a link to no tree of the run", path=store)
+    paths = RunPaths(run_dir)
+    tree = paths.live_tree()
+    if tree not in (None, *TREES):
+        raise DamagedStoreError("the store is a link to no tree of the run", path=paths.store)
     return tree

@@ -18,7 +18,7 @@ from swaptrain.store.disk.durable_files import (
 )
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.root import ensure_group
-from swaptrain.store.paths import NEXT, TREES, RunPaths, link_text, slot_name
+from swaptrain.store.paths import NEXT, TREES, RunPaths, link_text, other_tree, slot_name
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.slot_disks import SlotDisks, delete_slots
 from swaptrain.store.slots.snapshot_links import held_slots, snapshot_paths
@@ -177,12 +177,11 @@ class Slots:
 
     def tree(self) -> str | None:
         """Return the name of the live tree; None before the first switch or without trees."""
-        store = self._paths.store
-        return Path(os.readlink(store)).name if store.is_symlink() else None
+        return self._paths.live_tree()
 
     def other_tree(self) -> str:
         """Return the name of the tree that is not live (before the first switch, tree a)."""
-        return TREES[1] if self.tree() == TREES[0] else TREES[0]
+        return other_tree(self.tree())
 
     def switch_tree(self) -> None:
         """Make the other tree the live one, durably (the first time: tree a). Raises RunError."""

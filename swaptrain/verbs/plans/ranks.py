@@ -16,10 +16,10 @@ from swaptrain.planning.rank_costs import (
     choose_together,
     plans_of_ranks,
     price_ranks,
-    step_committed,
 )
 from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds
-from swaptrain.ranks.limits import check_possible
+from swaptrain.program.ranks import MOST_RANKS
+from swaptrain.ranks.limits import check_possible, step_committed
 from swaptrain.units import format_count, format_duration, format_size
 from swaptrain.verbs.plans.planned import Planned
 from swaptrain.verbs.plans.what_if import OtherMachine, seconds_on, speeds_of, what_if, with_ram
@@ -29,7 +29,6 @@ __all__ += ["rank_tables"]
 
 _USUAL_LINK_BYTES_PER_S = 10e9 / 8
 """Of the network, where nothing is said: that of a common data center."""
-_MOST = 999
 _WORDS = {"disk": "the disk", "link": "the link", "computing": "computing"}
 
 
@@ -75,8 +74,8 @@ class RanksTable:
 def check_ranks_asked(config: Config, counts: Sequence[int]) -> None:
     """Raise ConfigError for numbers of ranks with which a config cannot be trained."""
     for count in counts:
-        if not 1 <= count <= _MOST:
-            raise ConfigError(f"--ranks is {count}: give 1 to {_MOST}")
+        if not 1 <= count <= MOST_RANKS:
+            raise ConfigError(f"--ranks is {count}: give 1 to {MOST_RANKS}")
         if count > 1:
             check_possible(config, count)
 
