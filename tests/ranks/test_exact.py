@@ -130,7 +130,7 @@ def test_unequal_labels_weigh_by_tokens(tmp_path: Path, server: Server) -> None:
     """Each trained token of a step counts alike, whichever rank has it."""
     tree = {
         "model": {"hf": LLAMA},
-        "data": {"python": "tests.distributed.labels:unequal", "micro_batches": 4},
+        "data": {"python": "tests.ranks.labels:unequal", "micro_batches": 4},
     }
     config = rank_config(tmp_path / "run", tree)
     ended = together(server, config, 2)

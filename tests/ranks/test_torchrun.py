@@ -14,7 +14,7 @@ import pytest
 
 from swaptrain.config.schema import Config
 from swaptrain.store.paths import RunPaths, rank_dir
-from tests.distributed.test_safe import TREE, state
+from tests.ranks.test_safe import TREE, state
 from tests.support.launching import Started, started, steps_of
 from tests.support.ranks import together
 from tests.support.serving import Server

@@ -11,7 +11,7 @@ import pytest
 
 from swaptrain.config.schema import Config
 from swaptrain.store.paths import RunPaths, rank_dir
-from tests.distributed.test_safe import TREE, state
+from tests.ranks.test_safe import TREE, state
 from tests.support.launching import Started, Wire, started, wired
 from tests.support.ranks import together
 from tests.support.serving import Server
