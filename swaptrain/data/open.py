@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from swaptrain.data.ahead import AheadSettings, BatchesAhead
 from swaptrain.data.batches import Batches
 from swaptrain.data.conversations import Conversations
 from swaptrain.data.masking import mask_tokens
+from swaptrain.data.read_ahead import AheadSettings, BatchesAhead
 from swaptrain.data.record import DataRecord, RunRecord
 from swaptrain.data.settings import DataSettings, EvalSettings, SourceSettings
 from swaptrain.data.sources import (

@@ -1,16 +1,17 @@
-"""The one line of a step that a person can act on."""
+"""The one line of a step that a person can act on, and the line where a step is resumed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from swaptrain.observe.step_metrics import StepMetrics
+from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
 from swaptrain.units import GIB, MIB, format_duration, format_size, format_wear
 
-__all__ = ["Counted", "RunSoFar", "progress_line"]
+__all__ = ["Counted", "RunSoFar", "progress_line", "resume_line"]
 
 Counted = Literal["tok", "items"]
 """What `StepMetrics.tokens` counts: tokens, or items of data without tokens."""
@@ -50,6 +51,29 @@ def progress_line(metrics: StepMetrics, run: RunSoFar, *, columns: int | None = 
         parts.pop()
         line = " | ".join(parts)
     return line
+
+
+def resume_line(
+    program: Program, step: int, found: Collection[ObjectKey], *, top: int | None, segments: int
+) -> str:
+    """Return the line where a step is resumed: its segment, and the forwards that are done again.
+
+    `program` is what is left of the step, `found` what an earlier process left of its forwards,
+    `top` the segment whose backward comes next, if the step was killed in its backward.
+    """
+    left = [(i.segment, i.micro_batch) for i in program if i.operation is Operation.FORWARD]
+    if top is not None:
+        return (
+            f"going on in step {step} with the backward of segment {top}/{segments}; "
+            f"forwards done again: {len(left)}"
+        )
+    reached = max((key.segment for key in found if key.kind is Kind.VALUE), default=0)
+    if not reached:
+        return f"going on with step {step}"
+    begun = {(key.segment, key.micro_batch) for key in found}
+    again = sum(1 for segment, m in left if segment < reached or (segment, m) in begun)
+    following = f"forward of segment {left[0][0]}" if left else f"backward of segment {segments}"
+    return f"going on in step {step} with the {following}/{segments}; forwards done again: {again}"
 
 
 def _parts(metrics: StepMetrics, run: RunSoFar) -> Iterator[str]:

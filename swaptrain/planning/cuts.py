@@ -16,7 +16,7 @@ from swaptrain.compute.update import Rules
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError
 from swaptrain.models.build import BuiltModel
-from swaptrain.planning.beside import FixedCut
+from swaptrain.planning.other_ranks import FixedCut
 from swaptrain.planning.ranges import DividedModel
 from swaptrain.program.check import Peaks, check_program, check_ranks
 from swaptrain.program.instructions import Kind, ObjectKey

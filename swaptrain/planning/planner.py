@@ -24,7 +24,6 @@ from swaptrain.memory.malloc import trim
 from swaptrain.memory.onednn import limit_primitive_caches
 from swaptrain.models.build import BuiltModel
 from swaptrain.observe.memory_usage import resident_bytes
-from swaptrain.planning.beside import FixedCut
 from swaptrain.planning.budgets.creation import creation_bytes
 from swaptrain.planning.budgets.device_budget import DeviceBudgetError, check_device_budget
 from swaptrain.planning.budgets.remedies import remedy_of
@@ -32,6 +31,7 @@ from swaptrain.planning.cuts import Cut, Cutter, check_steps, short_steps
 from swaptrain.planning.measure.dry_run import dry_run
 from swaptrain.planning.measure.measured import Measured
 from swaptrain.planning.measure.measured_record import MeasuredRecord
+from swaptrain.planning.other_ranks import FixedCut
 from swaptrain.program.check import Peaks
 from swaptrain.program.instructions import Program
 from swaptrain.program.ranks import ALONE, STAGING_BYTES, Ranks

@@ -21,7 +21,13 @@ from swaptrain.errors import ConfigError
 from swaptrain.models.adapters.lora import adapter_fields, checked_fields
 from swaptrain.models.build import BuiltModel, build, model_factory
 from swaptrain.models.factory import Factory
-from swaptrain.planning.beside import NOBODY, Beside, FixedCut, check_divisible, check_whole
+from swaptrain.planning.other_ranks import (
+    NOBODY,
+    FixedCut,
+    OtherRanks,
+    check_divisible,
+    check_whole,
+)
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.step_bytes import with_commit_unit
 from swaptrain.planning.update_rules import update_rules
@@ -49,7 +55,7 @@ class Prepared:
         note: Callable[[str], None],
         *,
         draw: bool = True,
-        beside: Beside = NOBODY,
+        beside: OtherRanks = NOBODY,
     ) -> None:
         refuse_tmpfs(config.run.dir)
         for path in config.store.paths or ():

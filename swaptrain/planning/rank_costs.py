@@ -11,10 +11,10 @@ from math import ceil, log2
 
 from swaptrain.config.schema import Config
 from swaptrain.machine.speeds import Machine
-from swaptrain.planning.beside import FixedCut, check_divisible, check_whole
 from swaptrain.planning.choose import choose_plan, with_saves
 from swaptrain.planning.cuts import Cut, Cutter
 from swaptrain.planning.measure.measured import kind_of
+from swaptrain.planning.other_ranks import FixedCut, check_divisible, check_whole
 from swaptrain.planning.planner import Plan, Planner
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.step_cost import PlanSeconds, instruction_seconds, moved_bytes, price

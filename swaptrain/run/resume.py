@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from swaptrain.compute.loss_scale import LossScale
 from swaptrain.durable.disk_backing import DiskBacking
 from swaptrain.durable.ledger import Ledger
 from swaptrain.errors import DamagedStoreError, Where
-from swaptrain.program.instructions import Kind, ObjectKey, Operation, Program
+from swaptrain.program.instructions import Kind, ObjectKey
 from swaptrain.store.format.layout import SegmentLayout
 from swaptrain.store.format.object_layouts import Layouts
 from swaptrain.store.format.root import RootRecord
@@ -24,7 +24,7 @@ from swaptrain.store.slots.recovery_rules import Decision
 from swaptrain.store.slots.slot import Slot, frozen_slot
 from swaptrain.store.slots.slots import Slots
 
-__all__ = ["ResumePoint", "find_resume_point", "going_on"]
+__all__ = ["ResumePoint", "find_resume_point"]
 
 
 @dataclass
@@ -71,29 +71,6 @@ def find_resume_point(
     of_step = run.gradients and all(r.version == run.done for r in run.gradients.values())
     ledger = _ledger(run.gradients if of_step else records, run.done)
     return ResumePoint(decision, ledger if decision.pending else Ledger(), ledger)
-
-
-def going_on(
-    program: Program, step: int, found: Collection[ObjectKey], *, top: int | None, segments: int
-) -> str:
-    """Return one line: step, segment, and how many forwards are done again.
-
-    `program` is what is left of the step, `found` what an earlier process left of its forwards,
-    `top` the segment whose backward comes next, if the step was killed in its backward.
-    """
-    left = [(i.segment, i.micro_batch) for i in program if i.operation is Operation.FORWARD]
-    if top is not None:
-        return (
-            f"going on in step {step} with the backward of segment {top}/{segments}; "
-            f"forwards done again: {len(left)}"
-        )
-    reached = max((key.segment for key in found if key.kind is Kind.VALUE), default=0)
-    if not reached:
-        return f"going on with step {step}"
-    begun = {(key.segment, key.micro_batch) for key in found}
-    again = sum(1 for segment, m in left if segment < reached or (segment, m) in begun)
-    following = f"forward of segment {left[0][0]}" if left else f"backward of segment {segments}"
-    return f"going on in step {step} with the {following}/{segments}; forwards done again: {again}"
 
 
 def _live_record(

@@ -12,7 +12,7 @@ import torch
 import swaptrain
 from swaptrain.config.schema import Config
 from swaptrain.errors import ConfigError, SwaptrainError
-from swaptrain.planning.beside import Beside, FixedCut
+from swaptrain.planning.other_ranks import FixedCut, OtherRanks
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.row_ranges import RangeSizes
 from swaptrain.ranks.agreement import agree, code_digest, echoed, in_all
@@ -47,7 +47,7 @@ class Member:
         self._asked = asked
         self.fresh = fresh
         """Whether all ranks begin anew: what --fresh says, but for a restart after it."""
-        self.beside = Beside(
+        self.beside = OtherRanks(
             ranks=launch.ranks,
             local_count=launch.local_count,
             local_rank=launch.local_rank,

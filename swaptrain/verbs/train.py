@@ -13,8 +13,8 @@ from swaptrain.errors import BudgetError, ConfigError, DamagedStoreError, NotFin
 from swaptrain.machine.fingerprint import note_changes, this_machine
 from swaptrain.observe.progress import Progress
 from swaptrain.observe.reports import import_reporters, open_reports
-from swaptrain.planning.beside import NOBODY
 from swaptrain.planning.check_capture.check import check_capture
+from swaptrain.planning.other_ranks import NOBODY
 from swaptrain.planning.prepare import Prepared
 from swaptrain.planning.ram_budget import check_memory
 from swaptrain.program.instructions import Instruction

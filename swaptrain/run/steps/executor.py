@@ -23,7 +23,7 @@ from swaptrain.memory.tier import Tier
 from swaptrain.program.durability import Durability, Made
 from swaptrain.program.instructions import Instruction, Operation, Program
 from swaptrain.program.overlap import side_by_side
-from swaptrain.ranks.ahead import Exchanges, Moving
+from swaptrain.ranks.exchange_ahead import Exchanges, Moving
 from swaptrain.ranks.together import Together
 from swaptrain.run.memory_guard import BudgetGuard
 from swaptrain.run.steps.step_state import StepState

@@ -24,6 +24,7 @@ from swaptrain.observe.eval_history import EvalHistory
 from swaptrain.observe.eval_result import EvalResult
 from swaptrain.observe.memory_usage import resident_bytes
 from swaptrain.observe.metrics import MetricsFile
+from swaptrain.observe.progress_line import resume_line
 from swaptrain.observe.reports import Reports
 from swaptrain.observe.step_metrics import StepMetrics
 from swaptrain.planning.planner import Plan
@@ -31,7 +32,7 @@ from swaptrain.program.durability import CommitUnit
 from swaptrain.program.forwards import recoverable
 from swaptrain.program.instructions import ObjectKey, Program
 from swaptrain.ranks.together import Together
-from swaptrain.run.resume import ResumePoint, going_on
+from swaptrain.run.resume import ResumePoint
 from swaptrain.run.steps.boundary import Boundary
 from swaptrain.run.steps.evaluation import Evaluation, HeldOutLosses
 from swaptrain.run.steps.executor import Executor
@@ -258,7 +259,7 @@ class Training:
             self.values.adopt(found, program)
         if step > 1 or top is not None or found:
             segments = len(self.plan.captured.model.segments)
-            self.note(going_on(program, step, found, top=top, segments=segments))
+            self.note(resume_line(program, step, found, top=top, segments=segments))
         return program
 
     def _state(self, step: int) -> StepState:

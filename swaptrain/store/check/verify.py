@@ -10,13 +10,13 @@ from pathlib import Path
 from swaptrain.errors import ConfigError, DamagedStoreError
 from swaptrain.store.check.claims import Claim, frozen_claim, live_claim, slot_claim
 from swaptrain.store.check.findings import Finding, Verification
-from swaptrain.store.check.position import needed_claims, position_text
+from swaptrain.store.check.needed_files import needed_claims
 from swaptrain.store.check.scan import Chunk, Scanner
 from swaptrain.store.disk.direct import DirectIO
 from swaptrain.store.format.origin import read_origin
 from swaptrain.store.format.root import RootRecord, damaged_buffers, lost_root, read_root
 from swaptrain.store.paths import TREES, ZARR_JSON, RunPaths
-from swaptrain.store.read.run_position import RunPosition, read_position
+from swaptrain.store.read.run_position import RunPosition, position_text, read_position
 from swaptrain.store.slots.slot import Slot
 from swaptrain.store.slots.snapshots import Snapshot, list_snapshots
 

@@ -18,8 +18,9 @@ from swaptrain.store.format.state_record import HandoffRow, SegmentRecord, read_
 from swaptrain.store.paths import RunPaths
 from swaptrain.store.read.stored_segments import stored_segment
 from swaptrain.store.slots.recovery_rules import Action, Decision, Found, decide, last_commit
+from swaptrain.units import how_many
 
-__all__ = ["Handoff", "Phase", "RunPosition", "read_position"]
+__all__ = ["Handoff", "Phase", "RunPosition", "position_text", "read_position"]
 
 
 class Phase(StrEnum):
@@ -119,6 +120,18 @@ class RunPosition:
         """
         torn = replace(self, torn=(*self.torn, damage), handoff=None)
         return _decided(torn, replace(self.found, handoffs=frozenset()))
+
+
+def position_text(position: RunPosition) -> str:
+    """Return where a run is, in words that follow "is"."""
+    if position.decision is None:
+        return "at no step: its records do not fit together"
+    if position.phase is Phase.BACKWARD:
+        return f"inside step {position.step}, after segment {position.decision.segment + 1}"
+    if position.pending:
+        pending = how_many(len(position.pending), "segment")
+        return f"at step {position.done}, its update pending in {pending}"
+    return f"at step {position.done}"
 
 
 def read_position(

@@ -1,4 +1,4 @@
-"""What a start knows of the processes beside it: ranks of one run, on this machine and others."""
+"""What a start knows of the other ranks of its run, on this machine and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swaptrain.program.row_ranges import WHOLE, RangeSizes
 from swaptrain.ranks.agreement import echoed
 from swaptrain.units import how_many
 
-__all__ = ["NOBODY", "Beside", "FixedCut", "check_divisible", "check_whole"]
+__all__ = ["NOBODY", "FixedCut", "OtherRanks", "check_divisible", "check_whole"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FixedCut:
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherRanks:
     """The other ranks of a run; none, where it has one process."""
 
     ranks: Ranks = ALONE
@@ -41,7 +41,7 @@ class Beside:
     """Gives all ranks the cut of rank 0, which has chosen it; the others give None."""
 
 
-NOBODY = Beside()
+NOBODY = OtherRanks()
 """A run of one process."""
 
 

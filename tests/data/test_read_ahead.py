@@ -121,7 +121,7 @@ def test_a_dataset_that_fails_in_another_process_says_why(
 ) -> None:
     """What it says itself, not that a process has died."""
     (tmp_path / "only_once.py").write_text(
-        "import os\nfrom tests.data.test_ahead import Drawn\n"
+        "import os\nfrom tests.data.test_read_ahead import Drawn\n"
         "def items():\n"
         f"    if os.getpid() != {os.getpid()}: raise OSError('no second connection')\n"
         "    return Drawn()\n"

@@ -1,4 +1,4 @@
-"""Which files beside the slots a run goes on from, for `verify`."""
+"""The files beside the slots from which a run goes on, as claims that `verify` checks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,11 @@ from collections.abc import Callable, Iterator
 from swaptrain.store.check.claims import Claim, spilled_claim
 from swaptrain.store.format.state_record import SegmentRecord
 from swaptrain.store.paths import ZARR_JSON, RunPaths
-from swaptrain.store.read.run_position import Handoff, Phase, RunPosition
-from swaptrain.units import how_many
+from swaptrain.store.read.run_position import Handoff, RunPosition
 
-__all__ = ["needed_claims", "position_text"]
+__all__ = ["needed_claims"]
 
 Again = Callable[[str, int], Claim | None]
-
-
-def position_text(position: RunPosition) -> str:
-    """Return where a run is, in words that follow "is"."""
-    if position.decision is None:
-        return "at no step: its records do not fit together"
-    if position.phase is Phase.BACKWARD:
-        return f"inside step {position.step}, after segment {position.decision.segment + 1}"
-    if position.pending:
-        pending = how_many(len(position.pending), "segment")
-        return f"at step {position.done}, its update pending in {pending}"
-    return f"at step {position.done}"
 
 
 def needed_claims(paths: RunPaths, position: RunPosition, again: Again) -> Iterator[Claim]:
