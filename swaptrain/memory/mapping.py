@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PAGE_BYTES", "Mapping", "touch"]
+__all__ = ["PAGE_BYTES", "Mapping", "kernel_calls", "touch"]
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 * 2**20
@@ -149,7 +149,7 @@ class Mapping:
 
     def _join(self, part: _Part) -> None:
         """Make one area of what is missing: the kernel keeps each that pages ever moved to."""
-        calls = _calls()
+        calls = kernel_calls()
         if calls is None:
             return
         begin, nbytes = part.end, part.missing_bytes
@@ -182,7 +182,7 @@ def _move(source: int, target: int, nbytes: int) -> bool:
     If it were unmapped, another thread's mapping could lie there when its owner unmaps it. False
     where the kernel does not do it.
     """
-    calls = _calls()
+    calls = kernel_calls()
     if calls is None:
         return False
     how = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
@@ -195,7 +195,7 @@ def _move(source: int, target: int, nbytes: int) -> bool:
 
 
 @cache
-def _calls() -> ctypes.CDLL | None:
+def kernel_calls() -> ctypes.CDLL | None:
     """Return the C library, for mremap and mmap, where there is an mremap (Linux)."""
     process = ctypes.PyDLL(None)  # to let another thread run Python meanwhile takes twice as long
     if not hasattr(process, "mremap"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -106,7 +107,8 @@ def test_a_processors_seconds_count_as_far_as_computing_loses_them(
 ) -> None:
     """By requests and bytes; all where threads have every core, none on a GPU."""
     load: Any = Load()
-    monkeypatch.setattr(probe, "_commit_s", lambda _: 7.0)
+    busy_s = count(0, 7 * probe._COMMITS)  # it asks before the first commit and after the last one
+    monkeypatch.setattr(time, "process_time", lambda: float(next(busy_s)))
     cores = len(os.sched_getaffinity(0))
     monkeypatch.setattr(torch, "get_num_threads", lambda: part * cores)
     found = probe._io_work(load, tmp_path, CPU)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from swaptrain.observe.memory_usage import resident_bytes
 HUGE = 2 * 2**20
 SMALL = 2**17
 NOISE = 2**20
+POPULATE = 23
+"""MADV_POPULATE_WRITE."""
 
 
 def filled(nbytes: int, mark: int) -> Mapping:
@@ -74,15 +78,20 @@ def test_pages_move_with_their_content() -> None:
 @needs_moves
 def test_pages_of_both_sizes_move_and_need_not_be_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two slabs of odd sizes take each other's place for as long as one likes."""
-    populated = []
-    real = module._populate
-    monkeypatch.setattr(
-        module, "_populate", lambda memory, start, n: (populated.append(n), real(memory, start, n))
-    )
+    populated: list[int] = []
+
+    class Noted(mmap.mmap):
+        def madvise(self, advice: int, start: int = 0, nbytes: int = 0) -> None:
+            if advice == POPULATE:
+                populated.append(nbytes)
+            super().madvise(advice, start, nbytes or len(self) - start)
+
+    monkeypatch.setattr(mmap, "mmap", Noted)
     sizes = (3 * HUGE + 5 * SMALL, 2 * HUGE + 9 * SMALL, 3 * SMALL, 7 * HUGE + PAGE_BYTES)
     pool = PagePool(8 * HUGE + SMALL)
     for size in sizes:
         pool.give(pool.take(size))
+    assert populated
     populated.clear()
     for _ in range(5):
         for size in sizes:
@@ -121,7 +130,7 @@ def test_moving_takes_no_more_memory_than_the_larger_one() -> None:
 def test_a_kernel_that_does_not_move_pages_gives_new_ones(
     monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
-    monkeypatch.setattr(module, "_calls", lambda: None)
+    monkeypatch.setattr(module, "kernel_calls", lambda: None)
     source = filled(4 * HUGE + SMALL, 9)
     mapping = Mapping(nbytes)
     assert not mapping.take_pages(source) or nbytes < SMALL
@@ -170,8 +179,12 @@ def test_many_sizes_in_turn_keep_their_own_content() -> None:
 
 
 def test_a_move_that_fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, count = module._move, iter(range(100))
-    monkeypatch.setattr(module, "_move", lambda *a: next(count) < 2 and real(*a))
+    real, count = module.kernel_calls(), iter(range(100))
+    assert real is not None
+    calls = SimpleNamespace(
+        mremap=lambda *given: real.mremap(*given) if next(count) < 2 else -1, mmap=real.mmap
+    )
+    monkeypatch.setattr(module, "kernel_calls", lambda: calls)
     spare = [filled(2 * HUGE, mark) for mark in (1, 2, 3, 4)]
     mapping = Mapping(6 * HUGE)
     taken = [mapping.take_pages(source) for source in spare]
@@ -193,13 +206,16 @@ def test_pieces_are_bounded() -> None:
 def test_without_memory_nothing_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOMEM, "no memory")
+    class Refusing(mmap.mmap):
+        def madvise(self, advice: int, start: int = 0, nbytes: int = 0) -> None:
+            if advice == POPULATE:
+                raise OSError(errno.ENOMEM, "no memory")
+            super().madvise(advice, start, nbytes or len(self) - start)
 
     pool = PagePool(4 * HUGE)
     pool.give(pool.take(4 * HUGE))
     before_bytes = resident_bytes()
-    monkeypatch.setattr(module, "_populate", refuse)
+    monkeypatch.setattr(mmap, "mmap", Refusing)
     with pytest.raises(OSError, match="no memory"):
         pool.take(nbytes)
     assert pool.live_bytes == 0

@@ -280,8 +280,15 @@ def test_one_that_was_moved_is_completed_where_it_was(
 ) -> None:
     """What it has on other disks goes by the name of the place, and would be lost."""
     run = on_disks.again()
+    rename = os.rename
+
+    def cut(source: Path, target: Path) -> None:
+        rename(source, target)
+        if target == RunPaths(run).reshard_ready:
+            raise _Cut
+
     with monkeypatch.context() as patch:
-        patch.setattr(reshard_module, "_complete", _cut)
+        patch.setattr(os, "rename", cut)
         with pytest.raises(_Cut):
             reshard_run(run, 3, lambda _: None)
     moved = run.rename(run.with_name("moved"))
@@ -290,10 +297,6 @@ def test_one_that_was_moved_is_completed_where_it_was(
     moved.rename(run)
     assert main(["reshard", str(run), "--ranks", "3"]) == 0
     on_disks.assert_kept()
-
-
-def _cut(*_: object) -> None:
-    raise _Cut
 
 
 def test_what_a_killed_verb_left_goes(begun: Begun) -> None:

@@ -216,15 +216,15 @@ def test_the_loss_before_the_first_step_is_taken_too(settings: str, tmp_path: Pa
 
 KILLED = """
 import os, signal, sys
+from functools import partial
 from swaptrain.cli import main
-from swaptrain.run.steps.executor import Executor
-execute, left = Executor._execute, [int(sys.argv[1])]
-def killed(executor, position, instruction, *rest):
+from swaptrain.run import assemble
+left = [int(sys.argv[1])]
+def killed(instruction, slabs):
     left[0] -= instruction.operation.value == "evaluate"
     if left[0] < 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return execute(executor, position, instruction, *rest)
-Executor._execute = killed
+assemble.Executor = partial(assemble.Executor, computed=killed)
 main(sys.argv[2:])
 """
 

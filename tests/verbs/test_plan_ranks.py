@@ -156,7 +156,7 @@ def test_a_link_that_is_not_understood_is_refused(text: str) -> None:
 
 def test_what_is_printed(found: Planned, two: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     """The link that is assumed, a row each, and whether a second machine pays."""
-    monkeypatch.setattr(ranks_module, "_unchosen", lambda *_: two)
+    monkeypatch.setattr(ranks_module, "plans_of_ranks", lambda *_: two)
     tables = rank_tables(found, [2], [], lambda _: None)
     to = io.StringIO()
     print_ranks(found, tables, Console(file=to, width=110))

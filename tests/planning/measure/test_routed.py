@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from swaptrain.capture.captured import Captured
 from swaptrain.compute.object_tensors import views
+from swaptrain.compute.operations import Operations
 from swaptrain.compute.slab_tensors import Slabs
-from swaptrain.planning.measure.sampler import Sampler
 from swaptrain.planning.prepare import Prepared
 from swaptrain.program.instructions import Instruction, Kind, Operation
+from swaptrain.store.format.object_layouts import Layouts
 from tests.support.mixtures import EXPERTS, MIXTURES
 from tests.support.runs import config_of
 
@@ -23,25 +25,30 @@ CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 def experts_taught(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return of how many experts each backward of the dry run leaves a gradient."""
     found: list[int] = []
-    execute = Sampler._execute
+    layouts: dict[Operations, Layouts] = {}
+    begin, backward = Operations.__init__, Operations.backward
 
-    def counted(self: Sampler, instruction: Instruction, slabs: Slabs, step: int) -> None:
-        accumulators = [key for key in slabs if key.kind is Kind.ACCUMULATOR]
-        if instruction.operation is Operation.BACKWARD:
-            for key in accumulators:
-                for gradient in views(self.layouts.array(key), slabs[key]).values():
-                    gradient.zero_()
-            for key in (key for key in slabs if key.kind is Kind.GRADIENT):
-                for gradient in views(self.layouts.array(key), slabs[key]).values():
-                    gradient.fill_(1.0)
-        execute(self, instruction, slabs, step)
-        if instruction.operation is Operation.BACKWARD:
-            for key in accumulators:
-                for gradient in views(self.layouts.array(key), slabs[key]).values():
-                    if gradient.dim() == 3 and gradient.shape[0] == EXPERTS:
-                        found.append(int(gradient.flatten(1).any(1).sum()))
+    def begun(self: Operations, captured: Captured, of: Layouts, *given: Any) -> None:
+        layouts[self] = of
+        begin(self, captured, of, *given)
 
-    monkeypatch.setattr(Sampler, "_execute", counted)
+    def counted(self: Operations, instruction: Instruction, slabs: Slabs, step: int) -> None:
+        if instruction.operation is not Operation.BACKWARD:
+            backward(self, instruction, slabs, step)
+            return
+        of_kind = {kind: [key for key in slabs if key.kind is kind] for kind in Kind}
+        for kind, number in (Kind.ACCUMULATOR, 0.0), (Kind.GRADIENT, 1.0):
+            for key in of_kind[kind]:
+                for gradient in views(layouts[self].array(key), slabs[key]).values():
+                    gradient.fill_(number)
+        backward(self, instruction, slabs, step)
+        for key in of_kind[Kind.ACCUMULATOR]:
+            for gradient in views(layouts[self].array(key), slabs[key]).values():
+                if gradient.dim() == 3 and gradient.shape[0] == EXPERTS:
+                    found.append(int(gradient.flatten(1).any(1).sum()))
+
+    monkeypatch.setattr(Operations, "__init__", begun)
+    monkeypatch.setattr(Operations, "backward", counted)
     return found
 
 
