@@ -83,7 +83,7 @@ def add_widened(total: Tensor, gradient: Tensor) -> None:
     ):
         total.add_(gradient)
         return
-    flat_total, flat_gradient = storage_order(total), storage_order(gradient)
+    flat_total, flat_gradient = storage_order(total), storage_order(gradient)  # [n] each
     size = block_elements(total.device)
     for start in range(0, total.numel(), size):
         block = slice(start, start + size)

@@ -38,17 +38,21 @@ class Streams(Protocol):
     def bring(self, target: Tensor, view: Tensor, behind: Sequence[Any]) -> Any:
         """Copy a slab's view to the device, after what is computed so far; return a mark.
 
-        After these copies from the device too, which put there what the view shows.
+        After these copies from the device too, which put there what the view shows. `target` has
+        the view's shape.
         """
 
     def compute_behind(self, mark: Any) -> None:
         """Let what is computed from now on wait for a copy to the device."""
 
     def send(self, view: Tensor, source: Tensor) -> Any:
-        """Copy a tensor of the device to the host, after what is computed; return a mark."""
+        """Copy a tensor of the device to the host, after what is computed; return a mark.
+
+        The view has its shape.
+        """
 
     def host_copy(self, source: Tensor) -> Tensor:
-        """Return memory of the host for a tensor of the device, with undefined content."""
+        """Return memory of the host in the shape of `source`, with undefined content."""
 
     def compute_mark(self) -> Any:
         """Return a mark after all that is computed so far."""
@@ -83,7 +87,7 @@ class Streams(Protocol):
 
 @dataclass
 class _Copy:
-    tensor: Tensor
+    tensor: Tensor  # the shape and strides of the slab's view
     mark: Any = None
     """Of the copying, as long as nothing that is computed waits for it."""
 

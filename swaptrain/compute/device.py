@@ -51,13 +51,19 @@ class ComputeDevice(Protocol):
         """
 
     def fetch(self, key: ObjectKey, name: str, view: Tensor, *, read: bool = True) -> Tensor:
-        """Return `view`, or its copy on the device; without `read` its content is undefined."""
+        """Return `view`, or its copy on the device, in the view's shape and strides.
+
+        Without `read` its content is undefined.
+        """
 
     def put(self, view: Tensor, tensor: Tensor) -> None:
         """Write a tensor that `fetch` gave back into its slab; it stays as it is until `wait`."""
 
     def store(self, view: Tensor, tensor: Tensor) -> None:
-        """Write a tensor that was computed into a slab; it stays as it is until `wait`."""
+        """Write a tensor that was computed into a slab; it stays as it is until `wait`.
+
+        The view has its shape.
+        """
 
     def forget(self, key: ObjectKey) -> None:
         """The object is dead: drop its copies."""

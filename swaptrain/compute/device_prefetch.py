@@ -84,7 +84,7 @@ class Ahead:
 
         False where the device has no room for it.
         """
-        missing = [
+        missing = [  # `host` in the tensor's shape; of what autograd saved uint8, [n]
             (key, name, host)
             for key, slab in slabs.items()
             for name, host in (

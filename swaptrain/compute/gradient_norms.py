@@ -55,7 +55,7 @@ class GradientNorms:
 
     def add(self, name: str, piece: Tensor) -> None:
         """Take the norm of a piece; raises NotFiniteError where the host knows at once."""
-        norm = gradient_norm(piece)
+        norm = gradient_norm(piece)  # []
         self._squares.setdefault(name, 0.0)
         if self._bring_back is None:
             value = float(norm)
@@ -67,7 +67,7 @@ class GradientNorms:
     def send(self) -> None:
         """Let the host have what was shown so far, after the next mark."""
         if self._shown and self._bring_back is not None:
-            names, pairs = zip(*self._shown, strict=True)
+            names, pairs = zip(*self._shown, strict=True)  # a pair: [2]
             self._sent.extend(zip(names, self._bring_back(torch.stack(pairs)), strict=True))
             self._shown.clear()
 
@@ -128,7 +128,7 @@ def total_norm(norms: Sequence[Tensor]) -> Tensor:
     """
     if not norms:
         return torch.tensor(0.0)
-    device = norms[0].device
+    device = norms[0].device  # each norm: []
     total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]), 2.0)
     return total
 

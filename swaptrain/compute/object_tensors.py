@@ -14,14 +14,17 @@ __all__ = ["clear_padding", "copy_into", "object_view", "once", "view", "views"]
 
 
 def views(layout: ArrayLayout, slab: Slab) -> dict[str, Tensor]:
-    """Return the tensors of an array by name, as views of its slab."""
-    flat = slab.tensor(getattr(torch, layout.dtype), layout.length)
+    """Return the tensors of an array by name, as views of its slab, each in its own shape.
+
+    In a part of an array what lies there of a tensor is [n].
+    """
+    flat = slab.tensor(getattr(torch, layout.dtype), layout.length)  # [n], padding included
     return {entry.tensor.name: _strided(flat, entry) for entry in layout.entries}
 
 
 def clear_padding(layout: ArrayLayout, slab: Slab) -> None:
     """Set what lies between and behind the tensors to zero: fresh slabs hold anything."""
-    flat, end = slab.tensor(getattr(torch, layout.dtype), layout.length), 0
+    flat, end = slab.tensor(getattr(torch, layout.dtype), layout.length), 0  # flat: [n]
     for entry in layout.entries:
         flat[end : entry.offset].zero_()
         end = entry.offset + entry.tensor.extent
@@ -30,12 +33,15 @@ def clear_padding(layout: ArrayLayout, slab: Slab) -> None:
 
 def view(layout: ArrayLayout, slab: Slab) -> Tensor:
     """Return the only tensor of an array."""
-    flat = slab.tensor(getattr(torch, layout.dtype), layout.length)
+    flat = slab.tensor(getattr(torch, layout.dtype), layout.length)  # [n]
     return _strided(flat, layout.entries[0])
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """Copy a value into its slab, also where expanded dimensions share memory (stride 0)."""
+    """Copy a value into its slab, also where expanded dimensions share memory (stride 0).
+
+    Both have the value's shape.
+    """
     with torch.no_grad():
         target, source = once(target, source)
         target.copy_(source)
@@ -44,7 +50,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 def object_view(layouts: Layouts, key: ObjectKey, slab: Slab) -> Tensor:
     """Return an object that is one tensor as that, in its slab.
 
-    What autograd saves is bytes, uint8: it knows itself what lies where.
+    What autograd saves is bytes, uint8, [n]: it knows itself what lies where.
     """
     if key.kind is Kind.SAVED:
         return slab.tensor(torch.uint8, slab.nbytes)

@@ -140,7 +140,7 @@ class Operations:
         weights: StepWeights | None = None,
         scale: float = 1.0,
     ) -> Tensor | None:
-        """Propagate gradients, times `scale`; return the loss where the segment makes it.
+        """Propagate gradients, times `scale`; return the loss, [], where the segment makes it.
 
         Parameter gradients are added to the segment's accumulator, in the order of the
         micro-batches; those of shared parameters become objects for their owner's backward. With
@@ -151,8 +151,8 @@ class Operations:
         self.device.begin(k)
         segment = self._model.segment(k)
         operands = self._operands(instruction, slabs)
-        gradients: dict[str, Tensor] = {}
-        later: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}  # by value, in its shape
+        later: dict[str, Tensor] = {}  # by value or parameter, in its shape
         for key in instruction.reads:
             if key.kind is Kind.GRADIENT:
                 incoming = key.of is not Of.PARAMETER and key.name in segment.outputs
@@ -161,11 +161,12 @@ class Operations:
             # The disk gets it, and records a checksum: a step made again has to give the same.
             clear_padding(self._layouts.array(key), slabs[key])
         first = any(key.kind is Kind.ACCUMULATOR for key in instruction.writes)
+        # By parameter, in its shape.
         sums = self._tensors.accumulators(instruction, slabs, read=not first)
         partial = {key.name: key for key in instruction.writes if key.of is Of.PARAMETER}
         missing = set(sums) if first else set()
         hooks = self._runner.hooks
-        memory = self._tensors.saved(instruction.reads, slabs)
+        memory = self._tensors.saved(instruction.reads, slabs)  # uint8, [n]
         self.ahead.fetch(instruction)
 
         def sink(name: str, gradient: Tensor) -> None:
@@ -224,7 +225,7 @@ class Operations:
         So many updates of steps before it were `skipped`.
 
         `rate` gives the learning rate of the step, of the one that a rule has. Of a part of an
-        update, on what lies in that part. Without a `coefficient`, which comes of
+        update, on what lies in that part. Without a `coefficient`, [], which comes of
         norms, returns those of the gradients in this part and in those before it. Where one is not
         finite NotFiniteError is raised, here or when they are read: what the slabs hold then
         must not be kept.

@@ -45,7 +45,7 @@ class _Graph:
     """The parameters and values that get gradients, by name."""
     roots: Mapping[str, Tensor | GradientEdge]
     """The outputs that may get gradients, by name."""
-    loss: Tensor | None
+    loss: Tensor | None  # []
     saved: SavedTensors | None
     """None where autograd keeps what it saves itself."""
 
@@ -103,8 +103,8 @@ class Runner:
         With `weights` the loss is the micro-batch's part of the step's, else a mean of its own.
 
         Runs in grad mode with the flags of the recomputation, since some kernels differ without
-        (LSTM, masked attention). What autograd saves is dropped; given `memory` (uint8, as many
-        bytes as `measure_saved` says), it is kept there, and the graph until `backward`.
+        (LSTM, masked attention). What autograd saves is dropped; given `memory` (uint8, [n], as
+        many bytes as `measure_saved` says), it is kept there, and the graph until `backward`.
         """
         self._graphs.pop((segment, micro_batch), None)
         if memory is None:
@@ -184,13 +184,13 @@ class Runner:
         """Propagate gradients through the segment; return those of its input values.
 
         Through what the forward saved in `memory`, if it did, else through a recomputation.
-        `gradients` are those of its outputs, by value. `later` holds, by value and by parameter,
-        the sums that later segments made for its inputs: they become extra roots, so that autograd
-        adds its own contributions after them, in the order of an uncut backward. The gradient of
-        each parameter goes to `sink` as soon as it is complete and is not kept. Also returns the
-        loss when the segment makes it. The loss's root gradient is 1 / M; with `weights` it is 1,
-        since the loss is the micro-batch's part of the step's then; times `scale`, rounded as
-        autograd rounds it.
+        `gradients` are those of its outputs, by value and in its shape. `later` holds, by value and
+        by parameter, the sums that later segments made for its inputs, in the shape of these: they
+        become extra roots, so that autograd adds its own contributions after them, in the order of
+        an uncut backward. The gradient of each parameter goes to `sink` as soon as it is complete
+        and is not kept. Also returns the loss, [], when the segment makes it. The loss's root
+        gradient is 1 / M; with `weights` it is 1, since the loss is the micro-batch's part of the
+        step's then; times `scale`, rounded as autograd rounds it.
         """
         graph = self._graphs.pop((segment, micro_batch), None)
         if graph is None or memory is None or not graph.open(_lasting(operands), memory):
@@ -221,13 +221,13 @@ class Runner:
                 # it comes, since a reduction adds in the order of the layout.
                 leaves[name].register_hook(partial(relaid.__setitem__, name))  # type: ignore[no-untyped-call]
         roots: list[GradientEdge] = []
-        seeds: list[Tensor] = []
+        seeds: list[Tensor] = []  # each of its root's shape
         loss = graph.loss
         for name in spec.outputs:
             if name == self._model.loss:
                 assert loss is not None
                 roots.append(_edge(graph.roots[name]))
-                one = torch.full_like(loss, scale)
+                one = torch.full_like(loss, scale)  # []
                 seeds.append(one / self._micro_batches if weights is None else one)
             elif name in gradients:
                 roots.append(_edge(graph.roots[name]))

@@ -33,10 +33,10 @@ class _Arrays:
     tensors: dict[str, dict[str, Tensor]]
     """On the device."""
     sums: dict[str, Tensor]
-    """Of gradients, by parameter."""
+    """Of gradients, by parameter, in its shape."""
 
     def piece(self, array: str, parameter: ParameterSpec, piece: slice | None) -> Tensor:
-        """Return an array's tensor of a parameter, or what of it belongs to a piece."""
+        """Return an array's tensor of a parameter, or what of it belongs to a piece, [n]."""
         tensor = self.tensors[array][parameter.name]
         if piece is None or self.keys[array].part >= 0:
             return tensor
@@ -138,7 +138,7 @@ class SegmentUpdate:
             for stored in rule.stored(parameter.tensor.shape)
         }
         if piece is not None:
-            host, weights, gradient = (
+            host, weights, gradient = (  # [n] each
                 storage_order(tensor)[piece] for tensor in (host, weights, gradient)
             )
         named, first = parameter.place_of(0 if piece is None else piece.start)
@@ -192,7 +192,7 @@ class SegmentUpdate:
 
 def _piece_of(state: Tensor, piece: slice, elements: int) -> Tensor:
     """Return what belongs to a piece of a parameter: of its elements, or of their scales."""
-    flat = storage_order(state)
+    flat = storage_order(state)  # [elements], or the scales of these
     if flat.numel() == elements:
         return flat[piece]
     return flat[scales_of(piece)]

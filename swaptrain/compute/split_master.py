@@ -15,7 +15,7 @@ BLOCK_ELEMENTS = 1 << 20
 
 
 def storage_order(tensor: Tensor) -> Tensor:
-    """Return all elements of a dense tensor as a 1-D view in the order they lie in memory.
+    """Return all elements of a dense tensor as a view, [n], in the order they lie in memory.
 
     Dense means that the elements fill their storage without gaps or overlap, in any order of the
     dimensions (a transposed matrix, channels_last).
@@ -57,7 +57,7 @@ def join(hi: Tensor, lo: Tensor, out: Tensor, *, scratch: Tensor | None = None) 
     bits depend on how the device widens it: a CPU shifts it). `scratch`, float32 with as many
     elements, spares the allocation of a temporary of that size.
     """
-    hi_flat = storage_order(hi)
+    hi_flat = storage_order(hi)  # [n], as all that follows
     # A bfloat16 is the upper half of a float32: to widen it is to shift its bits, in one pass.
     upper = hi_flat.float() if scratch is None else scratch.copy_(hi_flat)
     bits = storage_order(out).view(torch.int32)
@@ -73,6 +73,7 @@ def split(master: Tensor, hi: Tensor, lo: Tensor, *, consume: bool = False) -> N
     NaN master may leave a `hi` that is not a NaN; `join` still gives the NaN back. `consume`
     allows `master` to be overwritten, which saves a pass and a temporary of at most 4 MiB.
     """
+    # [n] each
     master_flat, hi_flat, lo_flat = storage_order(master), storage_order(hi), storage_order(lo)
     if consume:
         split_bits(master_flat.view(torch.int32), hi_flat, lo_flat)
@@ -84,7 +85,7 @@ def split(master: Tensor, hi: Tensor, lo: Tensor, *, consume: bool = False) -> N
 
 
 def split_bits(bits: Tensor, hi: Tensor, lo: Tensor) -> None:
-    """Split 1-D int32 `bits` into the halves, and overwrite `bits`."""
+    """Split int32 `bits`, [n], into the halves, [n] too, and overwrite `bits`."""
     # The conversions from int32 to int16 keep the low 16 bits; the sum wraps modulo 2^32.
     lo.view(torch.int16).copy_(bits)
     bits.add_(0x8000).bitwise_right_shift_(16)

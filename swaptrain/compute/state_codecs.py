@@ -78,7 +78,7 @@ class Codec(Protocol):
     def encode(
         self, name: str, values: Tensor, stored: Mapping[str, Tensor], block: slice, draws: Draws
     ) -> None:
-        """Store a block of float32 `values`, which are overwritten."""
+        """Store a block of float32 `values`, [elements], which are overwritten."""
 
 
 def codec_of(dtype: StateDtype) -> Codec | None:
@@ -162,14 +162,17 @@ class _EightBit:
 def _piece(
     name: str, stored: Mapping[str, Tensor], block: slice, piece: slice, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, scales and values of a piece of a block."""
+    """Return codes, [n], scales, [ceil(n / 256)], and values, [n], of a piece of a block."""
     at = slice(block.start + piece.start, block.start + piece.stop)
     codes, scales = stored[state_array(name, "8bit")], stored[state_array(name, "scale")]
     return codes[at], scales[scales_of(at)], values[piece]
 
 
 def _largest(rows: Tensor, out: Tensor, *, signed: bool) -> None:
-    """Write the largest size of each row's elements; twice as fast as by their absolute values."""
+    """Write the largest size of each row's elements, [rows, 1].
+
+    Twice as fast as by their absolute values.
+    """
     torch.amax(rows, dim=1, keepdim=True, out=out)
     if signed:
         torch.maximum(out, torch.amin(rows, dim=1, keepdim=True).neg_(), out=out)
@@ -221,6 +224,7 @@ class _Table:
         self.values = values.to(device)
         thresholds = _in_order(_thresholds(values)[:-1])
         first = -(1 << 15) if self.signed else 0
+        # [2^15], signed [2^16]: as `_steps`
         smallest = torch.arange(first, 1 << 15, dtype=torch.int64) << 16
         base = torch.bucketize(smallest, thresholds, right=True)
         assert int((torch.bucketize(smallest | 0xFFFF, thresholds, right=True) - base).max()) <= 1
@@ -229,13 +233,13 @@ class _Table:
         self._steps = ((base << 16) + carry).to(torch.int32).to(device)
 
     def decode(self, codes: Tensor, out: Tensor) -> None:
-        """Write the values of codes."""
+        """Write the values of codes, [n] both."""
         torch.index_select(self.values, 0, codes.int(), out=out)
 
     def encode(self, values: Tensor, codes: Tensor) -> None:
         """Write the code of the nearest value of each element, of two the upper one.
 
-        The values, between -1 and 1, are overwritten.
+        The values, [n], between -1 and 1, are overwritten.
         """
         bits = values.view(torch.int32)
         if self.signed:
@@ -261,7 +265,7 @@ def _table(signed: bool, device: torch.device) -> _Table:
 
 
 def dynamic_map(*, signed: bool) -> Tensor:
-    """Return the 256 values of a code, float32, ascending, between -1 or 0 and 1.
+    """Return the 256 values of a code, float32 [256], ascending, between -1 or 0 and 1.
 
     7 exponents by powers of ten, each with twice as many steps as the one below, the middles of
     equal parts of 0.1 to 1. Source: bitsandbytes' `create_dynamic_map` (the same in torchao).
@@ -283,7 +287,7 @@ def _thresholds(values: Tensor) -> Tensor:
 
     Found by the rule itself, in float32: `x - below >= (above - below) / 2`.
     """
-    below, above = values[:-1], values[1:]
+    below, above = values[:-1], values[1:]  # [255]
     half = (above - below) * 0.5
     found = below + half
     nan = torch.full_like(found, float("nan"))
@@ -315,7 +319,7 @@ def round_stochastically(values: Tensor, out: Tensor, draws: Draws, name: str) -
 
 
 def _random_halves(count: int, draws: Draws, name: str, device: torch.device) -> Tensor:
-    """Return `count` random numbers of 16 bits, int32: functions of the draws and the element.
+    """Return `count` random numbers of 16 bits, int32, [n]: functions of the draws and the element.
 
     Of each number of 64 bits, which SplitMix64 makes of a counter, come four. Source: Steele, Lea,
     Flood, "Fast splittable pseudorandom number generators", https://doi.org/10.1145/2714064.2660195
@@ -324,6 +328,7 @@ def _random_halves(count: int, draws: Draws, name: str, device: torch.device) ->
     text = f"{draws.seed} {draws.step} {draws.parameter} {name}"
     key = xxhash.xxh3_64_intdigest(text.encode())
     first = draws.first // 4
+    # [ceil(count / 4)]
     mixed = torch.arange(first, first + -(-count // 4), dtype=torch.int64, device=device)
     mixed.mul_(_signed(0x9E3779B97F4A7C15)).add_(_signed(key))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

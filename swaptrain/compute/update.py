@@ -212,7 +212,7 @@ class UpdateRule:
             check_layout(parameter, gradient)
             self._step(parameter, gradient, views, updates_before)
             return
-        flat = storage_order(parameter)
+        flat = storage_order(parameter)  # [n]
         draws = Draws(self.seed, updates_before + 1, name, first)
         for block, block_gradient, block_state in self._blocks(
             parameter, gradient, views, coded, draws
@@ -260,12 +260,12 @@ class UpdateRule:
             self._step(master, gradient, views, updates_before)
             narrow(master, hi, lo, draws)
             return
-        hi_flat = storage_order(hi)
-        lo_flat = None if lo is None else storage_order(lo)
+        hi_flat = storage_order(hi)  # [n]
+        lo_flat = None if lo is None else storage_order(lo)  # [n]
         shapes = self.state_tensors(tuple(hi.shape))
         scratch = self._scratch_blocks(hi.device, 2 + sum(name not in state for name in shapes))
         for block, block_gradient, block_state in self._blocks(hi, gradient, views, coded, draws):
-            master, wide = scratch[:2, : block_gradient.numel()]
+            master, wide = scratch[:2, : block_gradient.numel()]  # [block] each
             lower = None if lo_flat is None else lo_flat[block]
             widen(hi_flat[block], lower, master, scratch=wide)
             if block_gradient.dtype != torch.float32:
@@ -316,7 +316,7 @@ class UpdateRule:
     def _state_views(
         self, parameter: Tensor, stored: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the state in torch's shapes, in the parameter's layout, and what is coded, flat.
+        """Return the state in torch's shapes, in the parameter's layout, and what is coded, [n].
 
         The one by torch's names, the other by those of arrays.
         """
@@ -341,13 +341,14 @@ class UpdateRule:
     ) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
         """Yield the blocks of an elementwise update: where it is, its gradient, its state.
 
+        Gradient and state are [block], but for a scalar of the state, [].
         A scalar of the state (the product that NAdam keeps) is for the whole parameter, and every
         block changes it: all blocks but the last work on copies. Coded state is decoded before a
         block and encoded after it.
         """
         check_layout(parameter, gradient)
-        flat_gradient = storage_order(gradient)
-        flat_state = {
+        flat_gradient = storage_order(gradient)  # [n]
+        flat_state = {  # [n], or a scalar's []
             name: view if view.shape != parameter.shape else storage_order(view)
             for name, view in state.items()
         }
