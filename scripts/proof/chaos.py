@@ -7,7 +7,7 @@
 Each mode trains a small model to its end, again and again, until it was killed so many times; every
 end is compared with that of an uninterrupted run: all chunks of the store bit for bit, and step,
 loss, lr, grad_norm, tokens and eval_loss of every line of metrics.jsonl. With held-out data `eval`
-is killed behind each end as well, and has to give its loss all the same. The flushes are real. Most
+is killed after each end as well, and has to give its loss all the same. The flushes are real. Most
 processes are forked from one that has captured the model, with a pool of a random size; some are
 new ones, with the import and the capture of their own. Exits with 1 if anything differs.
 """

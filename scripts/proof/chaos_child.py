@@ -42,7 +42,7 @@ class Log:
     """Notes what this process does; nothing of it changes what is done."""
 
     def __init__(self, path: Path, evaluations: int = 0, delay_s: float = 0.0) -> None:
-        """With `evaluations` this process kills itself, `delay_s` behind the begin of so many."""
+        """With `evaluations` this process kills itself, `delay_s` after the begin of so many."""
         self._evaluations, self._delay_s = evaluations, delay_s
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         self._now = ""
@@ -96,7 +96,7 @@ class Server:
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Fork a process and kill it after `kill_after_s`, if that is given and it still runs.
 
-        With `evaluations` it kills itself so long behind the begin of so many instructions.
+        With `evaluations` it kills itself so long after the begin of so many instructions.
         """
         begun = time.monotonic()
         child = os.fork()

@@ -28,7 +28,7 @@ NEW_PROCESSES = 0.04
 """The share of processes that are new ones."""
 POSITIONS = ("creation", "opening", "forward", "backward", "update", "eval", "between", "ending")
 EVALUATIONS = 0.8
-"""The share of kills of `eval` behind which another one is killed."""
+"""The share of kills of `eval` after which another one is killed."""
 INSIDE = 0.5
 """The share of kills, with held-out data, that are timed from inside of an evaluation."""
 INSIDE_S = 0.002
@@ -105,7 +105,7 @@ class Tormented:
             raise SystemExit(f"the uninterrupted run ended with {code}: see {self._errors}")
         self._expected = self._state()
         times = {word: float(rest[-1]) for word, *rest in self._log_lines()}
-        # A third of the steps, so that most of the kills come before the end, and a few behind it.
+        # A third of the steps, so that most of the kills come before the end, and a few after it.
         self._moments_s = times["open"] - times["process"] + (times["finish"] - times["open"]) / 3
         self._evaluations = self._count_evaluations() // 3
         self._expected_loss = self._evaluated()
@@ -140,7 +140,7 @@ class Tormented:
         return killed
 
     def _kill_evaluations(self, kills: int) -> None:
-        """Kill `eval` some times, and compare the loss that it gives behind that."""
+        """Kill `eval` some times, and compare the loss that it gives after that."""
         while self._watched and self.result.kills < kills and self._random.random() < EVALUATIONS:
             before, moment = self._log.stat().st_size, self._moment(self._eval_s, self._eval_count)
             code = self._ask(self._random.choice(POOLS), *moment, verb="eval")["code"]
@@ -151,7 +151,7 @@ class Tormented:
             self.result.mismatches.append(f"eval gives {loss} instead of {self._expected_loss}")
 
     def _moment(self, seconds: float, evaluations: int) -> tuple[float, int]:
-        """Return when to kill: after seconds, or so long behind the begin of an evaluation."""
+        """Return when to kill: after seconds, or so long after the begin of an evaluation."""
         if evaluations and self._random.random() < INSIDE:
             return self._random.uniform(0, INSIDE_S), self._random.randint(1, evaluations)
         return self._random.uniform(0, seconds), 0

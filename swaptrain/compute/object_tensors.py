@@ -23,7 +23,7 @@ def views(layout: ArrayLayout, slab: Slab) -> dict[str, Tensor]:
 
 
 def clear_padding(layout: ArrayLayout, slab: Slab) -> None:
-    """Set what lies between and behind the tensors to zero: fresh slabs hold anything."""
+    """Set what lies between and after the tensors to zero: fresh slabs hold anything."""
     flat, end = slab.tensor(getattr(torch, layout.dtype), layout.length), 0  # flat: [n]
     for entry in layout.entries:
         flat[end : entry.offset].zero_()

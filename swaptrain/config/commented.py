@@ -46,7 +46,7 @@ class CommentedConfig:
     def _section(self, entries: dict[str, tuple[Any, str]]) -> list[str]:
         lines: list[str] = []
         above: list[str] = []
-        # Keys of an inner section lie together, behind the others.
+        # Keys of an inner section lie together, after the others.
         for key in sorted(entries, key=lambda key: key.rpartition(".")[0]):
             *inner, name = key.split(".")
             for depth, word in enumerate(inner):

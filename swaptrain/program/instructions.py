@@ -34,7 +34,7 @@ class Of(StrEnum):
     """What a value or a gradient is of, beside its kind."""
 
     PLAIN = ""
-    """Of the training graph's value `name`. Objects of other kinds have this too."""
+    """The training graph's value `name`. Objects of other kinds have this too."""
     BUFFERS_BEFORE = "before"
     """Value: copy of the array of buffers `name` from before the micro-batch's forward."""
     PARAMETER = "parameter"

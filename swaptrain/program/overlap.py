@@ -19,7 +19,7 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
     if second.operation in _COMPUTING:
         if first.operation is Operation.NORMS and first.segment == second.segment:
             return False  # the host writes the sums as they are now
-        kept = set(first.touches)
+        unchanged = set(first.touches)
     elif second.operation in (Operation.NORMS, Operation.UPDATE):
         # Not beside a turn, since the losses have to be known; and a run may stop after the first,
         # but not between the parts of an update.
@@ -27,10 +27,10 @@ def side_by_side(first: Instruction, second: Instruction) -> bool:
             return False
         # State that the first reads may change: what an update makes is copied to the host after
         # its computing, which is after the first's, which is after the copies that it reads.
-        kept = {*first.changes, *first.writes}
+        unchanged = {*first.changes, *first.writes}
     else:
         return False
     if first.operation not in (*_COMPUTING, Operation.NORMS, Operation.UPDATE):
         return False
     changed = {key for key in second.changes if key.kind is not Kind.ACCUMULATOR}
-    return changed.union(second.writes).isdisjoint(kept)
+    return changed.union(second.writes).isdisjoint(unchanged)

@@ -101,12 +101,12 @@ class StepBuilder:
             program += self._collect(segment) if learns else []
             if self.objects.has_state(segment):
                 program += [self._norms(segment)] if self.deferred else self._update(segment)
-        return self._with_frees(program, keep_accumulators=self.deferred)
+        return self._with_frees(program, are_deferred=self.deferred)
 
     def flush(self, pending_updates: Sequence[int]) -> Program:
         """Return the program that does the updates that are still pending."""
         updates = (self._update(self.model.segment(k)) for k in sorted(pending_updates))
-        return self._with_frees([*chain.from_iterable(updates)], keep_accumulators=False)
+        return self._with_frees([*chain.from_iterable(updates)], are_deferred=False)
 
     def store(self) -> Program:
         """Return the program that writes all state, as it is, for a commit after any step."""
@@ -124,7 +124,7 @@ class StepBuilder:
         its part of these.
         """
         program = evaluation(self.evaluations, self.objects, together=self.micro_batches)
-        return self._with_frees(program, keep_accumulators=True)
+        return self._with_frees(program, are_deferred=True)
 
     def _load(self, m: int) -> Instruction:
         return Instruction(Operation.LOAD, 0, m, writes=self.objects.batch(m))
@@ -199,7 +199,7 @@ class StepBuilder:
             reads=(*self.objects.sums(segment), *self.objects.buffers(segment)),
         )
 
-    def _with_frees(self, program: Sequence[Instruction], *, keep_accumulators: bool) -> Program:
+    def _with_frees(self, program: Sequence[Instruction], *, are_deferred: bool) -> Program:
         """Mark at each object's last use that it is dead; state lives for ever.
 
         Accumulators outlive a step when the update is deferred to the next one, whose update frees
@@ -208,8 +208,8 @@ class StepBuilder:
         done: list[Instruction] = []
         seen: set[ObjectKey] = set()
         for instruction in reversed(program):
-            kept = (
-                keep_accumulators
+            is_deferred = (
+                are_deferred
                 and instruction.operation is not Operation.UPDATE
                 and self.ranks.owns(instruction.segment)
             )
@@ -218,7 +218,7 @@ class StepBuilder:
                 for key in dict.fromkeys(instruction.touches)
                 if key.kind is not Kind.STATE
                 and key not in seen
-                and not (kept and key.kind is Kind.ACCUMULATOR)
+                and not (is_deferred and key.kind is Kind.ACCUMULATOR)
             )
             seen.update(instruction.touches)
             seen.difference_update(instruction.writes)  # before it, the name meant another object

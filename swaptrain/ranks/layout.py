@@ -176,6 +176,7 @@ def joined(run_dir: Path, note: Callable[[str], None]) -> Iterator[Path]:
     `RUN/joined`: it is deleted afterwards, and a kill leaves it for the next one to replace. Raises
     what `read_ranks` raises.
     """
+    check_rank_links(run_dir)
     if not rank_dirs(run_dir):
         yield run_dir
         return

@@ -10,7 +10,7 @@ from swaptrain.program.ranks import Ranks
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.own_disk import RANKS, check_rank_links
 from swaptrain.store.format.root import read_root
-from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs, rank_of
+from swaptrain.store.paths import TREES, RunPaths, rank_dir, rank_dirs, rank_links, rank_of
 from swaptrain.units import how_many
 
 __all__ = ["check_alone", "check_possible", "check_resharded", "check_together"]
@@ -111,7 +111,8 @@ def check_together(config: Config, launch: Launch, *, from_step: int | None) -> 
             f"{config.run.dir} holds a run of one process: start it without torchrun, or set "
             "run.dir to another directory"
         )
-    beyond = [path for path in rank_dirs(config.run.dir) if rank_of(path) >= ranks.count]
+    found = {*rank_dirs(config.run.dir), *rank_links(config.run.dir)}
+    beyond = sorted(path for path in found if rank_of(path) >= ranks.count)
     if beyond:
         raise ConfigError(
             f"{config.run.dir} holds a run of more than {how_many(ranks.count, 'rank')} "

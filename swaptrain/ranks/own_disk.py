@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from swaptrain.config.schema import Config
-from swaptrain.errors import ConfigError, RunError
+from swaptrain.errors import ConfigError, DamagedStoreError, RunError
 from swaptrain.ranks.launch import Launch
 from swaptrain.store.disk.durable_files import flush_directory, make_directory, replace_link
-from swaptrain.store.paths import rank_dir, rank_links
+from swaptrain.store.paths import RunPaths, rank_dir, rank_links
 from swaptrain.store.slots.slot_disks import run_token
 from swaptrain.units import how_many
 
@@ -28,30 +28,54 @@ RANKS = "swaptrain-ranks"
 def check_rank_links(run_dir: Path) -> None:
     """Raise ConfigError where a rank's directory is a link that leads nowhere, or to another run.
 
-    Nobody follows a link that this run has not made.
+    Nobody follows a link that this run has not made: raises DamagedStoreError for one in the place
+    of what several ranks have together.
     """
-    for link in rank_links(run_dir):
-        there, token = link.readlink(), run_token(run_dir)
-        if not there.is_absolute() or there.parts[-3:] != (RANKS, token, link.name):
-            raise ConfigError(
-                f"{link} leads to {there}, which is not where this run has a rank: its folder is "
-                f"called {RANKS}/{token}. A copy of a run needs copies of its ranks in place of "
-                f"their links. Where {run_dir} was moved, give the folder that name, and say so: "
-                f"ln -sfn DIR/{RANKS}/{token}/{link.name} {shlex.quote(str(link))}"
+    paths = RunPaths(run_dir)
+    moved = paths.resharded, paths.reshard_ready, paths.reshard_moving, paths.reshard_old
+    for path in (paths.joined, *moved):
+        if path.is_symlink():
+            raise DamagedStoreError(
+                f"a run directory holds a link that swaptrain did not make, to "
+                f"{str(path.readlink())!r}: remove it, or do not use this run",
+                path=path,
             )
-        if not link.is_dir():
-            raise ConfigError(f"{link} leads to {there}, which is not there: mount its disk")
+    for link in rank_links(run_dir):
+        _check(link)
 
 
 def refuse_rank_links(run_dir: Path) -> None:
     """Raise ConfigError where a rank's directory lies elsewhere: what works inside RUN alone."""
     check_rank_links(run_dir)
     for link in rank_links(run_dir):
-        name, there = shlex.quote(str(link)), shlex.quote(str(link.readlink()))
+        name, there, new = map(shlex.quote, (str(link), str(link.readlink()), f"{link}.new"))
         raise ConfigError(
             f"{link} lies on another disk (distributed.dirs), and a run is divided anew inside of "
-            f"its directory: bring it there, with the others (rm {name} && mv {there} {name})"
+            "its directory: bring it there, with the others (mv -T "
+            f"{there} {new} && rm {name} && mv -T {new} {name})"
         )
+
+
+def _check(link: Path) -> None:
+    """Refuse a rank's link that is not this run's own, or leads to a disk that is not there."""
+    there, token = link.readlink(), run_token(link.parent)
+    own = f"{RANKS}/{token}/{link.name}"
+    again = f"ln -sfn {shlex.quote(f'DIR/{own}')} {shlex.quote(str(link))}"
+    is_plain = there.is_absolute() and ".." not in there.parts
+    if not is_plain or there.parts[-3:] != (RANKS, token, link.name):
+        raise ConfigError(
+            f"{link} leads to {str(there)!r}, which is not where this run has a rank: that is "
+            f"called {own}. A copy of a run needs copies of its ranks in place of their links. "
+            f"Where {link.parent} was moved, give the folder that name, and say so: {again}"
+        )
+    if not link.is_dir():
+        raise ConfigError(
+            f"{link} leads to {there}, which is not there: mount its disk. Where that is mounted "
+            f"elsewhere: {again}. Where it is lost: rm {shlex.quote(str(link))}, and begin anew "
+            "with --fresh"
+        )
+    if any(path.is_symlink() for path in (there, *there.parents[:2])):
+        raise ConfigError(f"{link} leads to {there}, which is a link in its turn: remove that one")
 
 
 class OwnDisk:
@@ -71,18 +95,24 @@ class OwnDisk:
         rank, or the rank is somewhere else; where a link leads to a disk that is not there, and so
         is not what the rank has done; where a directory holds something that no link names.
         """
-        check_rank_links(self._config.run.dir)
-        target = self._target()
-        if target is None:
-            return
         try:
-            self._make(target)
+            if self._link.is_symlink():
+                # Those of other ranks may lead to disks of other machines.
+                _check(self._link)
+                if self._config.store.paths is not None:
+                    raise ConfigError(
+                        f"{self._link} lies on a disk of its own (distributed.dirs): leave "
+                        "store.paths out, which gives all ranks the same disks"
+                    )
+            target = self._target()
+            if target is not None:
+                self._make(target)
         except (OSError, RunError) as error:
-            raise ConfigError(f"distributed.dirs: {target} cannot be made: {error}") from error
+            raise ConfigError(f"distributed.dirs: {self._link} cannot be made: {error}") from error
 
     def withdraw(self) -> None:
         """Remove what `make` has made, if it is empty: this start ends before the run began."""
-        with suppress(OSError):  # what has content stays, and its link with it
+        with suppress(OSError, RunError):  # what has content stays, and its link with it
             if self._has_linked and not any(self._link.iterdir()):
                 self._link.unlink()
                 flush_directory(self._link.parent)
@@ -101,6 +131,10 @@ class OwnDisk:
                 )
             return
         if link.exists():
+            if any(slot.is_symlink() for slot in RunPaths(link).slots.glob("*")):
+                raise ConfigError(
+                    f"{link} has slots on store.paths: leave distributed.dirs out, and name them"
+                )
             raise ConfigError(
                 f"{link} lies in the run directory, and distributed.dirs says {target}: leave that "
                 f"out, or move it: {move} && ln -s {there} {name}"

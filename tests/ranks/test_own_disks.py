@@ -80,10 +80,15 @@ def test_a_run_on_two_disks(
             assert ended.codes == [2, 2], ended.said
             assert f"leads to {places[1]}, which is not there" in ended.said[0]
     assert not y.exists()
+    (tmp_path / "x").rename(tmp_path / "unplugged-too")
+    held_out = ["eval.every=1", "eval.python=tests.support.datasets:tokens"]
+    assert main(["eval", "--config", str(run.with_suffix(".yaml")), *held_out]) == 2
+    assert "mount its disk" in capsys.readouterr().err
+    (tmp_path / "unplugged-too").rename(tmp_path / "x")
     (tmp_path / "unplugged").rename(y)
 
     assert main(["reshard", str(run), "--ranks", "4"]) == 2
-    assert f"mv {places[0]} {run / 'rank-000'}" in capsys.readouterr().err
+    assert f"mv -T {places[0]} {run / 'rank-000'}.new && rm " in capsys.readouterr().err
     for link in rank_links(run):
         there = link.readlink()
         link.unlink()
@@ -175,6 +180,57 @@ def test_links_that_this_run_has_not_made_are_not_followed(tmp_path: Path) -> No
     hostile.symlink_to(place(tmp_path, "x", 0, "moved"))
     for arguments in (["reshard", "--ranks", "1"], ["export", "--to", str(tmp_path / "w")]):
         assert main([arguments[0], str(hostile.parent), *arguments[1:]]) == 2
+
+
+@pytest.mark.parametrize("text", ["{there}/../rank-000", "rank-000", "{x}/elsewhere"])
+def test_a_link_has_one_form(text: str, tmp_path: Path) -> None:
+    """No steps upwards, nothing relative, and no link on the way."""
+    own(job(tmp_path), 0).make()
+    link, there = tmp_path / "run" / "rank-000", place(tmp_path, "x", 0)
+    link.unlink()
+    link.symlink_to(text.format(there=there, x=tmp_path / "x"))
+    with pytest.raises(ConfigError, match="which is not where this run has a rank"):
+        own(job(tmp_path), 0).make()
+    link.unlink()
+    there.parent.rename(tmp_path / "elsewhere")
+    there.parent.symlink_to(tmp_path / "elsewhere")
+    link.symlink_to(there)
+    with pytest.raises(ConfigError, match="which is a link in its turn"):
+        own(job(tmp_path), 0).make()
+
+
+def test_ranks_of_other_machines_may_be_out_of_sight(tmp_path: Path) -> None:
+    """In a run directory that both share: each machine looks at the links of its own ranks."""
+    for rank in range(4):
+        config = job(tmp_path, disks="xy")
+        OwnDisk(config, Launch(Ranks(rank, 4), rank % 2, 2)).make()
+    (tmp_path / "y").rename(tmp_path / "of the other machine")
+    OwnDisk(job(tmp_path), Launch(Ranks(2, 4), 0, 2)).make()
+    with pytest.raises(ConfigError, match="mount its disk"):
+        OwnDisk(job(tmp_path), Launch(Ranks(3, 4), 1, 2)).make()
+
+
+@pytest.mark.parametrize("name", ["joined", "reshard.moving", "reshard.old"])
+def test_no_link_in_the_place_of_what_all_ranks_have(name: str, tmp_path: Path) -> None:
+    """What somebody else's run leads to is neither read nor deleted."""
+    own(job(tmp_path), 0).make()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "mine").touch()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "home")
+    for arguments in (["inspect"], ["reshard", "--ranks", "1"], ["verify"]):
+        assert main([arguments[0], str(tmp_path / "run"), *arguments[1:]]) in (2, 3)
+    assert (tmp_path / "home" / "mine").exists()
+
+
+def test_slots_on_paths_of_the_store_stay(tmp_path: Path) -> None:
+    """Whose names have the path of the rank in them: its directory is not moved."""
+    slot = tmp_path / "run" / "rank-000" / "slots" / "0123abcd-000"
+    slot.parent.mkdir(parents=True)
+    slot.symlink_to(tmp_path / "anywhere")
+    with pytest.raises(
+        ConfigError, match=r"has slots on store\.paths: leave distributed\.dirs out"
+    ):
+        own(job(tmp_path), 0).make()
 
 
 def test_not_beside_paths_of_the_store(tmp_path: Path) -> None:

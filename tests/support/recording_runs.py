@@ -207,7 +207,7 @@ def _mark(recorder: Recorder) -> None:
         (Opening, "keep", lambda _: ("data",)),
         (Trees, "switch", lambda _, step: ("tree", step)),
         (Slots, "switch_tree", lambda _: ("created",)),
-        (Snapshots, "make", lambda _, step: ("snapshot", step)),
+        (Snapshots, "make", lambda _, step, losses: ("snapshot", step)),
     ):
         setattr(target, name, marked(getattr(target, name), what))
     # The root of a tree is one of a store only once the tree is switched to.

@@ -79,7 +79,9 @@ def step_write_bytes(run_dir: Path) -> float:
     in the row of the next step.
     """
     written = [row["write_bytes"] for row in rows(run_dir)]
-    return sum(written) / len(written)
+    mean: float = sum(written) / len(written)
+    assert all(0.5 * mean < number < 1.5 * mean for number in written), written
+    return mean
 
 
 def norms(run_dir: Path) -> list[float]:

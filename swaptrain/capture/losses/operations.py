@@ -92,7 +92,7 @@ def holds_entropy(owner: torch.nn.Module, node: fx.Node) -> bool:
 
 
 def is_logarithm(node: Any) -> bool:
-    """Whether a value is the logarithm of a softmax, behind casts, views and signs."""
+    """Whether a value is the logarithm of a softmax, through casts, views and signs."""
     while isinstance(node, fx.Node) and node.target in SAME and node.args:
         node = node.args[0]
     return isinstance(node, fx.Node) and node.target in LOGARITHMS

@@ -218,7 +218,7 @@ class _TermWalk:
         )
 
     def _count_of(self, node: Any) -> fx.Node | None:
-        """Return the sum over the batch that a denominator is, behind casts and clamps."""
+        """Return the sum over the batch that a denominator is, through casts and clamps."""
         while isinstance(node, fx.Node) and node in self._alone and self._numel(node) == 1:
             if node.target in SUMS | MEANS:
                 return node if node not in self._fixed else None

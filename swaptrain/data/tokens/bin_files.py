@@ -106,7 +106,7 @@ def _header(path: Path, key: str, beginning: bytes, size_bytes: int) -> BinForm 
     if items != count or rest:
         raise ConfigError(
             f"{key}: {path} has a header that says {count:,} ids of {name}, and "
-            f"{size_bytes - _HEADER_BYTES:,} bytes behind it: it was cut, or is another file"
+            f"{size_bytes - _HEADER_BYTES:,} bytes after it: it was cut, or is another file"
         )
     return BinForm(dtype, _HEADER_BYTES, count)
 

@@ -63,7 +63,7 @@ class HandoffRow(Record):
 
     name: Name
     of: Literal["", "parameter"] = ""
-    """Of a value, or of a parameter that several segments read."""
+    """What it is the gradient of: a value, or a parameter that several segments read."""
     segment: AtLeastOne
     micro_batch: Whole
     row: Whole | None = None
@@ -153,7 +153,7 @@ class SlotRecord(SegmentRecord):
                 what = f"{row.name}, {row.dtype} of {list(row.shape)}, is not laid out as it can be"
                 raise bad(what, row.array)
             if end * ITEMSIZE[found.dtype] > found.chunk_bytes * found.chunks:
-                raise bad(f"{row.name} ends behind its array", row.array)
+                raise bad(f"{row.name} ends after its array", row.array)
             spans.setdefault(row.array, []).append((row.offset, end, row.name))
         for name, places in spans.items():
             for (_, end, before), (start, _, after) in pairwise(sorted(places)):

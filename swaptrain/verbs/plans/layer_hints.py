@@ -133,7 +133,7 @@ def _logits(
 
 
 def _maker(node: object) -> fx.Node | None:
-    """Return the layer that logits come from, behind casts and views."""
+    """Return the layer that logits come from, through casts and views."""
     while isinstance(node, fx.Node) and node.op == "call_function":
         if node.target in (_aten.linear.default, _aten.addmm.default, _aten.matmul.default):
             return node
