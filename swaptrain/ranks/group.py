@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from swaptrain.errors import RunError
+from swaptrain.errors import ConfigError, RunError, SwaptrainError
 from swaptrain.ranks.last_words import LastWords, shortened
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.meeting import Attempt, meet
@@ -31,7 +31,8 @@ class Group:
     """All ranks of a run, from one of them. What is said here is said by all, in the same order.
 
     Every wait ends within the timeout: where a process has died or the network does not answer,
-    RunError says so, with the last words of who failed first.
+    RunError says so, with the last words of who failed first; ConfigError where these refuse the
+    input.
     """
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
@@ -73,17 +74,20 @@ class Group:
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def say_last(self, words: str) -> None:
-        """Leave the reason for the end of this rank, for those that wait for it."""
+    def say_last(self, words: str, *, refuses: bool = False) -> None:
+        """Leave the reason for the end of this rank, for those that wait for it.
+
+        `refuses`: the input is not right, and the others end as this one does.
+        """
         if self._words is not None:
-            self._words.leave(words)
+            self._words.leave(words, refuses=refuses)
 
     def is_said(self, words: str) -> bool:
         """Whether a rank before this one, on this machine, ends with the same words in a moment."""
         until = time.monotonic() + _MOMENT_S
         while self._beside and self._words is not None:
             said = self._words.of(self._beside)
-            if shortened(words) in said.values():
+            if shortened(words) in [of.text for of in said.values()]:
                 return True
             if len(said) == len(self._beside) or time.monotonic() > until:
                 break
@@ -177,13 +181,14 @@ class Group:
         except RuntimeError as error:
             raise self._reason(what, error) from None
 
-    def _reason(self, what: str, error: RuntimeError) -> RunError:
+    def _reason(self, what: str, error: RuntimeError) -> SwaptrainError:
         rank = self.ranks.rank
         others = [other for other in range(self.ranks.count) if other != rank]
         said = {} if self._words is None else self._words.of(others)
         if said:
             other, words = next(iter(said.items()))
-            found = RunError(f"rank {rank} ends, since rank {other} has ended: {words}")
+            text = f"rank {rank} ends, since rank {other} has ended: {words.text}"
+            found: SwaptrainError = ConfigError(text) if words.refuses else RunError(text)
             found.is_echo = other in self._beside  # which has said it to the same terminal
             return found
         detail = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no detail"

@@ -6,15 +6,24 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["LastWords"]
+__all__ = ["LastWords", "Words"]
 
 _MOST_CHARACTERS = 2000
+_REFUSES, _ENDS = "refuses: ", "ends: "
 _ANSWER_S = 5.0
 """For which the store is waited for: over a network that is cut it may never answer."""
 
 _Answer = TypeVar("_Answer")
+
+
+class Words(NamedTuple):
+    """Why a rank ended."""
+
+    text: str
+    refuses: bool
+    """Whether it refused the input: then so do the others."""
 
 
 class LastWords:
@@ -25,16 +34,21 @@ class LastWords:
         self._store, self._rank = store, rank
         self._answers = True
 
-    def leave(self, words: str) -> None:
-        """Say why this rank ends."""
-        self._ask(lambda: self._store.set(f"ended/{self._rank}", shortened(words)))
+    def leave(self, words: str, *, refuses: bool = False) -> None:
+        """Say why this rank ends; `refuses`: since the input is not right."""
+        said = (_REFUSES if refuses else _ENDS) + shortened(words)
+        self._ask(lambda: self._store.set(f"ended/{self._rank}", said))
 
-    def of(self, ranks: Iterable[int]) -> dict[int, str]:
+    def of(self, ranks: Iterable[int]) -> dict[int, Words]:
         """Return the words of those of these ranks that have left any, in this order."""
 
-        def found() -> dict[int, str]:
+        def found() -> dict[int, Words]:
             there = [rank for rank in ranks if self._store.check([f"ended/{rank}"])]
-            return {r: self._store.get(f"ended/{r}").decode(errors="replace") for r in there}
+            said = {r: self._store.get(f"ended/{r}").decode(errors="replace") for r in there}
+            return {
+                rank: Words(text.partition(": ")[2], text.startswith(_REFUSES))
+                for rank, text in said.items()
+            }
 
         return self._ask(found) or {}
 

@@ -135,7 +135,7 @@ def connected(
         yield Member(group, own, launch, device=device, fresh=anew, asked=fresh)
         group.barrier()
     except SwaptrainError as error:
-        group.say_last(str(error))
+        group.say_last(str(error), refuses=isinstance(error, ConfigError))
         if isinstance(error, ConfigError) and group.is_said(str(error)):
             error.is_echo = True
         disk.withdraw()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from swaptrain.errors import RunError
 from swaptrain.program.ranks import Ranks
 from swaptrain.ranks import last_words
-from swaptrain.ranks.last_words import LastWords
+from swaptrain.ranks.last_words import LastWords, Words
 from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.meeting import Attempt, meet
 from swaptrain.verbs import member
@@ -132,5 +132,7 @@ def test_words_are_those_of_the_ranks_that_left_any() -> None:
     store: Any = dist.HashStore()
     prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
     LastWords(prefixed("one", store), 1).leave("a disk is full")
-    assert LastWords(prefixed("one", store), 0).of([1, 2]) == {1: "a disk is full"}
+    LastWords(prefixed("one", store), 2).leave("refuses: ends: x", refuses=True)
+    found = LastWords(prefixed("one", store), 0).of([1, 2, 3])
+    assert found == {1: Words("a disk is full", False), 2: Words("refuses: ends: x", True)}
     assert LastWords(prefixed("two", store), 0).of([1, 2]) == {}

@@ -158,8 +158,11 @@ def check_disk(uses: Sequence[DiskUse], note: Callable[[str], None]) -> None:
                 note(f"{names}: {needs}, and the file system does not say how much is free")
             continue
         if sum(use.lacking_bytes for use in group) > free:
-            key = "run.dir (or distributed.dirs)" if len(ranks) > 1 else "run.dir"
-            key = key if group[0].has_run_dir else "store.paths"
+            key = "run.dir" if group[0].has_run_dir else "store.paths"
+            if any(Path(path).is_symlink() for use in group for path in use.paths):
+                key = "distributed.dirs"
+            elif len(ranks) > 1 and key == "run.dir":
+                key = "run.dir, or distributed.dirs,"
             snapshots_bytes = sum(use.snapshots_bytes for use in group)
             is_resumed = any(use.is_resumed for use in group)
             text, ways = f"{names}: {needs}, ", "make room"
