@@ -68,8 +68,8 @@ def check_run(run: Path) -> Path:
     from swaptrain.store.access.containment import check_contained
     from swaptrain.store.paths import rank_dirs
 
-    check_resharded(run_dir)
     check_rank_links(run_dir)
+    check_resharded(run_dir)
     # Of several ranks each directory is a run's.
     for directory in rank_dirs(run_dir) or [run_dir]:
         check_contained(directory)

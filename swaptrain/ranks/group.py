@@ -43,6 +43,8 @@ class Group:
         """Ranks of this machine that come before this one."""
         self._timeout_s = timeout_s
         self._words: LastWords | None = None
+        self.has_heard = False
+        """Whether this rank ends since another one has ended."""
         self._open = False
         timeout = timedelta(seconds=timeout_s)
         prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]  # torch does not export it by name
@@ -190,6 +192,7 @@ class Group:
             text = f"rank {rank} ends, since rank {other} has ended: {words.text}"
             found: SwaptrainError = ConfigError(text) if words.refuses else RunError(text)
             found.is_echo = other in self._beside  # which has said it to the same terminal
+            self.has_heard = True
             return found
         detail = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no detail"
         return RunError(

@@ -27,8 +27,8 @@ def check_alone(run_dir: Path, *, plans: bool = False) -> None:
 
     With `plans` it would only be planned.
     """
-    check_resharded(run_dir)
     check_rank_links(run_dir)
+    check_resharded(run_dir)
     found = rank_count(run_dir)
     if found:
         start = (

@@ -61,8 +61,7 @@ def _check(link: Path) -> None:
     there, token = link.readlink(), run_token(link.parent)
     own = f"{RANKS}/{token}/{link.name}"
     again = f"ln -sfn {shlex.quote(f'DIR/{own}')} {shlex.quote(str(link))}"
-    is_plain = there.is_absolute() and ".." not in there.parts
-    if not is_plain or there.parts[-3:] != (RANKS, token, link.name):
+    if not there.is_absolute() or there.parts[-3:] != (RANKS, token, link.name):
         raise ConfigError(
             f"{link} leads to {str(there)!r}, which is not where this run has a rank: that is "
             f"called {own}. A copy of a run needs copies of its ranks in place of their links. "
@@ -74,8 +73,17 @@ def _check(link: Path) -> None:
             f"elsewhere: {again}. Where it is lost: rm {shlex.quote(str(link))}, and begin anew "
             "with --fresh"
         )
-    if any(path.is_symlink() for path in (there, *there.parents[:2])):
-        raise ConfigError(f"{link} leads to {there}, which is a link in its turn: remove that one")
+    _refuse_detour(there)
+
+
+def _refuse_detour(there: Path) -> None:
+    """Raise ConfigError where a rank's directory, or a folder that this run has made, is a link."""
+    for path in (there, *there.parents[:2]):
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a link, and a rank is reached by the one in the run directory alone: "
+                f"put the directory itself there, which is {path.resolve()}"
+            )
 
 
 class OwnDisk:
@@ -139,6 +147,7 @@ class OwnDisk:
                 f"{link} lies in the run directory, and distributed.dirs says {target}: leave that "
                 f"out, or move it: {move} && ln -s {there} {name}"
             )
+        _refuse_detour(target)
         if target.exists() and any(target.iterdir()):
             raise ConfigError(
                 f"distributed.dirs: {target} holds something, and {link} does not lead there: if "
@@ -160,8 +169,8 @@ class OwnDisk:
                 f"{how_many(launch.local_count, 'rank')} of this machine, and none for local rank "
                 f"{launch.local_rank}: give one for each of them"
             )
-        directory = dirs[launch.local_rank].absolute()
-        if directory.resolve() == run_dir.resolve():
+        directory = dirs[launch.local_rank].resolve()
+        if directory == run_dir.resolve():
             return None
         if not directory.parent.is_dir():
             raise ConfigError(

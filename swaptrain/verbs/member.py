@@ -136,7 +136,7 @@ def connected(
         group.barrier()
     except SwaptrainError as error:
         group.say_last(str(error), refuses=isinstance(error, ConfigError))
-        if isinstance(error, ConfigError) and group.is_said(str(error)):
+        if isinstance(error, ConfigError) and not group.has_heard and group.is_said(str(error)):
             error.is_echo = True
         disk.withdraw()
         if not begun:

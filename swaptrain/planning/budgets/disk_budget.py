@@ -64,6 +64,8 @@ class DiskUse:
     """The disk, by the number that its machine gives it."""
     paths: list[str]
     has_run_dir: bool
+    is_own_disk: bool
+    """Whether it is the one of `distributed.dirs` that a rank's directory lies on."""
     needed_bytes: int
     snapshots_bytes: int
     reserved_bytes: int
@@ -128,6 +130,7 @@ def disk_uses(needs: list[DiskNeed], run_dir: Path, *, rank: int = 0) -> list[Di
             device=device,
             paths=[str(need.path) for need in group],
             has_run_dir=group[0].path == run_dir,
+            is_own_disk=group[0].path == run_dir and run_dir.is_symlink(),
             needed_bytes=sum(need.total_bytes for need in group),
             snapshots_bytes=sum(need.snapshots_bytes for need in group),
             reserved_bytes=reserved.get(device, 0),
@@ -159,10 +162,8 @@ def check_disk(uses: Sequence[DiskUse], note: Callable[[str], None]) -> None:
             continue
         if sum(use.lacking_bytes for use in group) > free:
             key = "run.dir" if group[0].has_run_dir else "store.paths"
-            if any(Path(path).is_symlink() for use in group for path in use.paths):
+            if any(use.is_own_disk for use in group):
                 key = "distributed.dirs"
-            elif len(ranks) > 1 and key == "run.dir":
-                key = "run.dir, or distributed.dirs,"
             snapshots_bytes = sum(use.snapshots_bytes for use in group)
             is_resumed = any(use.is_resumed for use in group)
             text, ways = f"{names}: {needs}, ", "make room"

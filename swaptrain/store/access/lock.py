@@ -67,6 +67,8 @@ class RunLock:
         self._path = RunPaths(run_dir.absolute()).lock
         self._thread = threading.get_ident()
         self._made = [p for p in (self._path, *self._path.parents) if not p.exists()]
+        self._foreign = self._written()
+        """Names of a run's that were there before."""
         self._descriptor = self._directory = -1
         make_directory(self._path.parent)
         held = False
@@ -107,8 +109,11 @@ class RunLock:
     def withdraw(self) -> None:
         """Remove the file and the directories that this lock made, as far as they are empty.
 
-        For a command that is refused before it has written anything.
+        For a command that is refused before it has written anything. Where it has, the lock stays:
+        by that the directory is a run's.
         """
+        if self._written() - self._foreign:
+            return
         for path in self._made:
             if not path.is_dir():
                 path.unlink(missing_ok=True)
@@ -121,6 +126,10 @@ class RunLock:
                 if error.errno != errno.ENOTEMPTY:
                     raise
                 break
+
+    def _written(self) -> set[Path]:
+        paths = RunPaths(self._path.parent)
+        return {path for path in (*paths.files, *paths.folders) if os.path.lexists(path)}
 
     def _hold_directory(self, run_dir: Path) -> None:
         """Lock the directory too: somebody may delete the file while its holder goes on."""

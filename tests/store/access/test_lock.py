@@ -125,6 +125,17 @@ def test_a_lock_that_is_withdrawn_is_not_held_by_two(tmp_path: Path) -> None:
     os.close(opened)
 
 
+def test_a_lock_stays_where_something_was_written(tmp_path: Path) -> None:
+    """A creation that is refused in its middle leaves a run's directory, which goes on or anew."""
+    for name in ("config.yaml", "slots"):
+        run = tmp_path / name
+        lock = RunLock(run)
+        (run / name).mkdir()
+        lock.withdraw()
+        lock.close()
+        assert (run / "lock").exists()
+
+
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A worker of a data set may outlive the trainer."""
     code = (
