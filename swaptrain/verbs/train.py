@@ -103,6 +103,11 @@ def _train(
         )
     if member is None:
         check_alone(config.run.dir)
+        if config.distributed.dirs is not None:
+            raise ConfigError(
+                "distributed.dirs gives ranks disks of their own, and this is one process, which "
+                "writes to run.dir alone: leave it out, or start several with torchrun"
+            )
     else:
         config = member.config
 

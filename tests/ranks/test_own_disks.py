@@ -19,6 +19,7 @@ from swaptrain.ranks.launch import Launch
 from swaptrain.ranks.own_disk import RANKS, OwnDisk, check_rank_links
 from swaptrain.store.paths import rank_links
 from swaptrain.store.slots.slot_disks import run_token
+from swaptrain.verbs.train import train
 from tests.support.ranks import together
 from tests.support.runs import assert_same_bits, config_of, reference
 from tests.support.serving import Server
@@ -247,6 +248,14 @@ def test_slots_on_paths_of_the_store_stay(tmp_path: Path) -> None:
         ConfigError, match=r"has slots on store\.paths: leave distributed\.dirs out"
     ):
         own(job(tmp_path), 0).make()
+
+
+def test_one_process_does_not_pass_them_over(tmp_path: Path) -> None:
+    """It would fill another disk than the config names."""
+    config = job(tmp_path)
+    with pytest.raises(ConfigError, match=r"this is one process, which writes to run\.dir alone"):
+        train(config)
+    assert not config.run.dir.exists()
 
 
 def test_not_beside_paths_of_the_store(tmp_path: Path) -> None:
